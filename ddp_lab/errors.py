@@ -1,0 +1,16 @@
+"""The errors that a learner meets: typed, few, and shown as one clear text."""
+
+
+class LabError(Exception):
+    """Mix-in for errors whose message says it all: what was wrong, with the value, and what to do."""
+
+    def __str__(self):
+        return " ".join(str(arg) for arg in self.args)
+
+    def _render_traceback_(self):
+        """The lines that IPython shows in place of a traceback: frames of the course's own code help nobody."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+class InputError(LabError, ValueError):
+    """Something that the caller passed cannot be used; the message names the value and the cure."""
