@@ -1,0 +1,104 @@
+"""The GPUs that a process started from here would see, found without touching them.
+
+CUDA itself is not asked: initialising it in the notebook's kernel would fix CUDA_VISIBLE_DEVICES for the
+whole session, take some hundred MB of GPU memory and make the kernel unfit to fork. `nvidia-smi` lists the
+GPUs; CUDA_VISIBLE_DEVICES is applied here by the rules of the CUDA programming guide (section 5.2.1.1) and,
+where the guide is silent (repeated entries, mixed kinds), as torch counts.
+"""
+
+import csv
+import functools
+import os
+import re
+import shutil
+import subprocess
+from typing import NamedTuple
+
+# The first call after boot loads the driver, which takes seconds on a machine with many GPUs.
+TIMEOUT = 10  # seconds
+
+
+class GPU(NamedTuple):
+    """One device. `index` is nvidia-smi's (bus order; CUDA's may differ) and None for a MIG slice."""
+
+    index: int | None
+    uuid: str
+    name: str
+    memory: int | None  # MiB; None where nvidia-smi does not tell (MIG, unified memory)
+
+
+def visible(env=None):
+    """The GPUs that a process with the environment `env` (default: ours) would see, as a list of `GPU`.
+
+    Empty without `nvidia-smi`. nvidia-smi runs once per process; `env` is read at every call.
+    """
+    gpus, _ = _installed()
+    chosen = (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")
+    return list(gpus) if chosen is None else _choose(gpus, chosen)
+
+
+def count(env=None):
+    """How many GPUs `visible(env)` finds."""
+    return len(visible(env))
+
+
+def installed():
+    """All GPUs of this machine, whatever CUDA_VISIBLE_DEVICES says."""
+    return list(_installed()[0])
+
+
+def problem():
+    """Why nvidia-smi is there and yet told nothing (one line), or None."""
+    return _installed()[1]
+
+
+@functools.cache
+def _installed():
+    """(tuple of GPU, problem or None), from one call of nvidia-smi."""
+    if not (program := shutil.which("nvidia-smi")):
+        return (), None
+    query = [program, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            query, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return (), f"nvidia-smi gave no answer in {TIMEOUT} seconds"
+    except OSError as error:
+        return (), f"nvidia-smi does not start: {error.strerror}"
+    if answer.returncode != 0:
+        words = (answer.stdout + answer.stderr).strip().splitlines() or [f"exit code {answer.returncode}"]
+        return (), f"nvidia-smi says: {words[0]}"
+    rows = csv.reader(answer.stdout.splitlines(), skipinitialspace=True)
+    return tuple(_gpu(row) for row in rows if len(row) == 4 and row[0].isdecimal()), None
+
+
+def _gpu(row):
+    index, uuid, name, memory = (field.strip() for field in row)
+    return GPU(int(index), uuid, name, int(memory) if memory.isdecimal() else None)
+
+
+def _choose(gpus, chosen):
+    """The entries of CUDA_VISIBLE_DEVICES in their order; an invalid one hides itself and all that follow."""
+    kind = chosen[:4] if chosen.startswith(("GPU-", "MIG-")) else ""  # the first entry's kind holds for all
+    found = []
+    for entry in chosen.split(","):
+        gpu = _pick(gpus, entry, kind)
+        if gpu is None:
+            break
+        if gpu in found:
+            return []  # the driver shows none at all when one is named twice
+        found.append(gpu)
+    return found
+
+
+def _pick(gpus, entry, kind):
+    """The GPU that one entry names, or None."""
+    if kind == "MIG-":
+        # nvidia-smi's query lists no MIG slices, so a name is taken on trust where there is a GPU to slice.
+        return GPU(None, entry, "MIG slice", None) if gpus and entry.startswith(kind) else None
+    if kind == "GPU-":
+        matches = [gpu for gpu in gpus if entry.startswith(kind) and gpu.uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else None  # an abbreviation must be unique
+    number = re.match(r"\+?\d+", entry.strip())  # like C's strtoul: "1x" is 1
+    return next((gpu for gpu in gpus if number and gpu.index == int(number[0])), None)
