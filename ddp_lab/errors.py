@@ -8,7 +8,7 @@ class LabError(Exception):
         return " ".join(str(arg) for arg in self.args)
 
     def _render_traceback_(self):
-        """The lines that IPython shows in place of a traceback: frames of the course's own code help nobody."""
+        """The lines that IPython shows for a traceback: frames of the course's own code help nobody."""
         return f"{type(self).__name__}: {self}".splitlines()
 
 
