@@ -21,10 +21,11 @@ def nvidia_smi(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def install(text, code=0, before=""):
-        program = tmp_path / "nvidia-smi"
+        here, program = tmp_path, tmp_path / "nvidia-smi"
         (tmp_path / "answer").write_text(text)
-        lines = ["#!/bin/sh", f"echo call >> {tmp_path}/calls", before, f"cat {tmp_path}/answer", f"exit {code}"]
-        program.write_text("\n".join(lines))
+        program.write_text(
+            f"#!/bin/sh\necho call >> {here}/calls\n{before}\ncat {here}/answer\nexit {code}\n"
+        )
         program.chmod(0o755)
         gpus._installed.cache_clear()
         return tmp_path / "calls"
@@ -122,7 +123,8 @@ def test_indices_are_read_as_torch_reads_them(nvidia_smi, monkeypatch, value):
 
 def test_each_mig_name_is_one_device(nvidia_smi):
     nvidia_smi(TWO)
-    assert [gpu.uuid for gpu in gpus.visible({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"})] == ["MIG-aa", "MIG-bb"]
+    slices = gpus.visible({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"})
+    assert [gpu.uuid for gpu in slices] == ["MIG-aa", "MIG-bb"]
     assert gpus.count({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-aa"}) == 0
     assert gpus.count({"CUDA_VISIBLE_DEVICES": "MIG-aa,0"}) == 1
 
