@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Sets the course up in .venv, then runs its tests: ruff, unit tests, all notebooks, a real browser.
+
+    python3 scripts/test.py                 everything but what is long by nature
+    python3 scripts/test.py --fast          without the browser
+    python3 scripts/test.py --slow          with what is long by nature
+    python3 scripts/test.py tests/test_setup.py -k port --junitxml report.xml
+
+What is not known here goes on to pytest. Tests that are left out or skipped are listed at the end; with
+CI=true in the environment a skip fails unless the test needs a GPU or stands in tests/allowed_skips.txt.
+
+Exit code: 0 fine, 1 a step or test failed, 2 bad usage or a machine that will not do, 130 interrupted.
+"""
+
+import _python  # noqa: F401, I001  first: it stops with a line under a Python that cannot read the rest
+import argparse
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import _setup
+from _setup import ROOT, say
+
+PYTEST = {0: 0, 4: 2}  # pytest's exit codes that do not mean "something failed"; 4: it did not know an option
+
+# Run by the environment's Python: ends the processes that have the mark in their environment, prints each.
+SURVIVORS = """
+import sys, time, psutil
+
+def marked(mark):
+    for process in psutil.process_iter():
+        try:
+            if process.status() != "zombie" and process.environ().get("DDP_LAB_MARK") == mark:
+                yield process
+        except psutil.Error:
+            pass
+
+limit = time.monotonic() + 3  # what a run may take to end
+while (left := list(marked(sys.argv[1]))) and time.monotonic() < limit:
+    time.sleep(0.1)
+for process in left:
+    try:
+        print(process.pid, " ".join(process.cmdline())[:200])
+        process.kill()
+    except psutil.Error:
+        pass
+"""
+
+
+def arguments(argv=None):
+    """(this command's options, what goes on to pytest)"""
+    text = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser(description=text[0], epilog="\n\n".join(text[2:]), allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     usage="test.py [-h] [--fast] [--slow] [anything that pytest knows]")
+    parser.add_argument("--fast", action="store_true", help="leave the browser tests out")
+    parser.add_argument("--slow", action="store_true", help="add the tests that are long by nature")
+    parser.add_argument("-m", dest="marker", metavar="EXPR", help="pytest's, within what the others allow")
+    return parser.parse_known_args(argv)
+
+
+def selects(rest):
+    """Whether pytest's arguments name files or folders of tests; if not, it is given all of them."""
+    takes_value = {"-k", "-p", "-o", "-c", "-W", "-r", "-n", "--junitxml", "--ignore", "--deselect"}
+    for before, word in zip(["", *rest], rest, strict=False):
+        path = Path(word.split("::")[0])
+        if word.startswith("-") or before in takes_value or not path.exists():
+            continue
+        if path.is_dir() or path.suffix in (".py", ".ipynb"):
+            return True
+    return False
+
+
+def pytest_command(options, rest):
+    """The one call of pytest."""
+    wanted = [f"({options.marker})"] if options.marker else []
+    wanted += [] if options.slow else ["not slow"]
+    wanted += ["not browser"] if options.fast else []
+    tests = [] if selects(rest) else [str(ROOT / "tests"), str(ROOT / "notebooks")]
+    return [str(_setup.python()), "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}",
+            "--nbmake", "-m", " and ".join(wanted), *rest, *tests]
+
+
+def survivors(mark):
+    """Lines, one for each process of the tests that still lived; it does not any more."""
+    done = subprocess.run([_setup.python(), "-c", SURVIVORS, mark], capture_output=True, text=True)
+    return done.stdout.splitlines() + done.stderr.splitlines()[-1:]
+
+
+def run():
+    options, rest = arguments()
+    _setup.prepare(extras=["test"])
+    ruff = subprocess.run([_setup.python(), "-m", "ruff", "check", "--quiet", ROOT]).returncode
+    say("ruff: failed" if ruff else "ruff: fine")
+    mark = secrets.token_hex(8)
+    with tempfile.TemporaryDirectory(prefix="ddp-lab-tests-") as home:
+        env = {**_setup.environment(), "DDP_LAB_MARK": mark, "DDP_LAB_HOME": f"{home}/runs",
+               "DDP_LAB_LEDGER": f"{home}/ledger.jsonl"}
+        with subprocess.Popen(pytest_command(options, rest), env=env) as pytest:
+            try:
+                code = pytest.wait()
+            except KeyboardInterrupt:  # pytest has it too, from the terminal, and ends by itself
+                pytest.send_signal(2)
+                pytest.wait(30)
+                raise
+            finally:
+                left = survivors(mark)
+                if left:
+                    say("\n    ".join(["\nprocesses of the tests that still lived, now ended:", *left]))
+    return max(PYTEST.get(code, 1), bool(ruff or left))
+
+
+if __name__ == "__main__":
+    sys.exit(_setup.main(run))
