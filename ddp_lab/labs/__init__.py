@@ -1,0 +1,1 @@
+"""The experiments of the course, one short script each, runnable by hand with torchrun."""
