@@ -1,0 +1,134 @@
+"""The agent: the process between the kernel and a run. `python agent.py FOLDER` does what FOLDER/agent.json says:
+call torch's own torchrun in this process, or start one other command under a guard.
+
+Its stdin is the lifeline, a pipe from the kernel. End of file means that the kernel wants the run to stop, or is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file: it must hide nobody's modules
+
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not installed
+    sys.path.append(str(Path(__file__).parents[2]))
+
+from ddp_lab.launch import guard, processes
+
+PATIENCE = 1.5
+"""Seconds from the end of the lifeline to SIGKILL for everything that is left."""
+
+_OWNER_CHECK = 0.2  # seconds between two looks whether the kernel still lives
+
+
+def main(folder: Path) -> int:
+    """Do the work described in the folder and return the exit code."""
+    work = json.loads((folder / "agent.json").read_text())
+    lifeline = take_lifeline()
+    processes.adopt_orphans()
+    try:
+        if work["kind"] == "torchrun":
+            watch(lifeline)
+            return run_torchrun(work["argv"])
+        return run_command(work["argv"], folder / "rank0", lifeline)
+    finally:
+        processes.end_descendants()
+
+
+def take_lifeline() -> int:
+    """Take the pipe from stdin, and put /dev/null there for everything started from here."""
+    lifeline = os.dup(0)  # not inheritable
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return lifeline
+
+
+def watch(lifeline: int) -> None:
+    """From now on end this process and all it started when the lifeline ends."""
+    threading.Thread(target=_watch, args=(lifeline, os.getppid()), name="lifeline", daemon=True).start()
+
+
+def _watch(lifeline: int, kernel: int) -> None:
+    # The second look is for a kernel that has forked: its children may hold the pipe open after it has gone.
+    while not select.select([lifeline], [], [], _OWNER_CHECK)[0]:
+        if os.getppid() != kernel:
+            break
+    os.kill(os.getpid(), signal.SIGTERM)  # torchrun stops its ranks on SIGTERM (SIGINT takes it 30 s in a deadlock)
+    time.sleep(PATIENCE)
+    processes.end_descendants()
+    os._exit(143)
+
+
+def run_torchrun(argv: list[str]) -> int:
+    """torch's own torchrun, in this process, with its store on a loopback socket."""
+    from torch.distributed import run
+
+    _keep_store_on_loopback()
+    try:
+        run.main(argv)
+    except Exception as error:  # ChildFailedError and SignalException: the ranks' own files say more
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run_command(argv: list[str], folder: Path, lifeline: int) -> int:
+    """Any other command, its output in files; returns its exit code (negative: the signal)."""
+    guard_pid = os.fork()  # a process of its own, as a rank's guard is: it outlives this one if this one is killed
+    if guard_pid == 0:
+        os.close(lifeline)
+        guard.leave_like(guard.run_guarded(lambda: _become(argv, folder), folder))
+    signal.signal(signal.SIGTERM, lambda number, _: os.kill(guard_pid, number))
+    watch(lifeline)
+    return os.waitstatus_to_exitcode(os.waitpid(guard_pid, 0)[1])
+
+
+def _become(argv: list[str], folder: Path) -> None:
+    for name, descriptor in (("stdout.log", 1), ("stderr.log", 2)):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+    os.environ["DDP_LAB_RANK_DIR"] = str(folder)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        print(f"{argv[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(127)
+
+
+def _keep_store_on_loopback() -> None:
+    """Hand torchrun's stores a socket that listens on 127.0.0.1 only.
+
+    By itself a TCPStore listens on every address, whatever --local-addr says, and torchrun's rendezvous unpickles
+    what it finds in it: whoever could connect could run code as the learner.
+    """
+    import torch.distributed as dist
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
+
+    class LoopbackStore(dist.TCPStore):
+        def __init__(self, host_name, port, world_size=None, is_master=False, *args, **options):
+            if is_master and options.get("master_listen_fd") is None:
+                listener = socket.socket()
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port or 0))
+                listener.listen(128)
+                port = listener.getsockname()[1]
+                options["master_listen_fd"] = listener.detach()
+            super().__init__(host_name, port, world_size, is_master, *args, **options)
+
+    for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
+        module.TCPStore = LoopbackStore
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])) & 0xFF)

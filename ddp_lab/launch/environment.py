@@ -1,0 +1,45 @@
+"""The environment of a run: the kernel's own, without what would mislead the ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# What another launcher, an earlier cell or the kernel itself may have left behind.
+_STALE = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
+    *("ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "DDP_LAB_RANK_DIR", "DDP_LAB_RUN_DIR"),
+    *("FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "PYTEST_CURRENT_TEST", "PYTHONSTARTUP"),
+}
+_STALE_PREFIXES = ("PET_", "TORCHELASTIC_", "JPY_")
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def clean() -> dict[str, str]:
+    """The kernel's environment without stale settings of launchers, notebooks and colours."""
+    env = {k: v for k, v in os.environ.items() if k not in _STALE and not k.startswith(_STALE_PREFIXES)}
+    env["MPLBACKEND"] = "Agg"  # the kernel's own draws into cells
+    return env
+
+
+def clean_path() -> dict[str, str]:
+    """As clean(), with this kernel's own `python` and `torchrun` first on the PATH, venv active or not."""
+    env = clean()
+    env["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), env.get("PATH", os.defpath)])
+    return env
+
+
+def of_ranks(nproc: int) -> dict[str, str]:
+    """The environment of `nproc` ranks on this machine, without the learner's own settings."""
+    env = clean()
+    env["OMP_NUM_THREADS"] = str(max(1, cores() // nproc))
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        env.setdefault(name, loopback)
+    return env

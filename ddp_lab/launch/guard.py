@@ -1,0 +1,105 @@
+"""The guard: a small parent that waits for one process and leaves nothing of it behind.
+
+A rank (or a command) runs as the guard's only child, in a session of its own. The guard passes SIGTERM on, kills
+the whole session when its patience ends or when its own parent is gone, clears away what the child has left, notes
+how the child ended in `exit.json`, and then ends the same way itself, so that torchrun sees what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ddp_lab.launch import processes
+
+PATIENCE = 0.8
+"""Seconds from SIGTERM to SIGKILL: below torchrun's --shutdown-timeout of 1 s, after which it kills the guard."""
+
+_PARENT_CHECK = 0.1  # seconds between two looks whether the guard's own parent still lives
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_guarded(child_main: Callable[[], None], folder: Path) -> int:
+    """Fork; `child_main` runs in the child and must not return; the parent guards it.
+
+    Returns in the parent, when the child and all it started are gone, the child's status as `subprocess` gives it
+    (-9 for SIGKILL). `folder` gets `guard.json` (the identities of both) and `exit.json`.
+    """
+    parent = os.getppid()
+    processes.adopt_orphans()
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    told: list[int] = []  # the signals that asked us to stop
+    old = {number: signal.signal(number, lambda n, _: told.append(n)) for number in _STOPPING}
+    old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    me = os.getpid()
+    child = os.fork()
+    if child == 0:
+        signal.set_wakeup_fd(-1)
+        for number in old:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(wake), os.close(wake_write)
+        os.setsid()
+        processes.die_with_parent(me)
+        child_main()
+        os._exit(70)  # not reached: child_main ends the process
+
+    write_whole(folder / "guard.json", {"guard": processes.identity(), "child": _identity(child)})
+    deadline = None
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            break
+        if os.getppid() != parent or (deadline and time.monotonic() > deadline):
+            _kill(child)
+        elif told and deadline is None:
+            deadline = time.monotonic() + PATIENCE
+            os.kill(child, signal.SIGTERM)
+        if select.select([wake], [], [], _PARENT_CHECK)[0]:
+            os.read(wake, 512)
+    code = os.waitstatus_to_exitcode(status)
+    write_whole(folder / "exit.json", {"code": code, "time_ns": time.time_ns(), "stopped": bool(told)})
+    processes.end_descendants()
+    return code
+
+
+def leave_like(code: int) -> None:
+    """End this process as a child with this status ended: by the same signal, or with the same exit code."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped what there is to see
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+def _kill(child: int) -> None:
+    try:
+        processes.end_session((child, processes.identity(child)[1]))
+    except Exception:  # it has just ended: waitpid tells
+        pass
+
+
+def _identity(pid: int) -> processes.Identity | None:
+    try:
+        return processes.identity(pid)
+    except Exception:  # it has just ended, and leaves nothing to find
+        return None
+
+
+def write_whole(path: Path, value: dict) -> None:
+    """Write aside and rename, so that a reader sees all or nothing; a full disk must not stop the guard."""
+    try:
+        aside = path.with_suffix(".part")
+        aside.write_text(json.dumps(value))
+        os.replace(aside, path)
+    except OSError:
+        pass

@@ -1,0 +1,302 @@
+"""A job: one agent and all it starts, followed from start to end by the kernel's main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_lab.errors import LabError
+from ddp_lab.launch import folders, processes, stacks
+from ddp_lab.launch.failures import describe_hang, read_json
+from ddp_lab.launch.output import Progress, Screen, Tail
+
+_POLL = 0.02  # seconds between two looks at the output
+_VITALS = 1.0  # seconds between two looks at CPU time and I/O
+_BUSY = 0.05  # of a core: more is a sign of life
+_PATIENCE = 1.5  # seconds that a job gets to stop by itself
+_ANSWER = 0.5  # seconds that a rank gets to say where it stands
+
+
+class Interrupted(LabError, KeyboardInterrupt):
+    """The learner stopped a run. The message says where each rank stood; `.run` is what there is of it."""
+
+    run = None
+
+
+@dataclass
+class Expiry:
+    """A clock has run out: which ("stall" or "timeout"), and where each rank stood."""
+
+    reason: str
+    limit: float
+    where: list[dict]
+    dumps: dict[int, str] = field(default_factory=dict)
+
+
+class Job:
+    """`work` is what the agent is to do: {"kind": "torchrun" or "command", "argv": [...]}."""
+
+    def __init__(self, folder: Path, work: dict, env: dict[str, str], ranks: int):
+        self.folder = folder
+        self.ranks = range(ranks)
+        self.expiry: Expiry | None = None
+        (folder / "agent.json").write_text(json.dumps(work))
+        with open(folder / "agent.log", "wb") as log:
+            # In a session of its own, so that an interrupt from a terminal reaches the kernel alone.
+            self._agent = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("agent.py")), str(folder)],
+                stdin=subprocess.PIPE,  # the lifeline
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env | {"DDP_LAB_RUN_DIR": str(folder)},
+                start_new_session=True,
+            )
+        self._agent_identity = _identity(self._agent.pid)
+
+    @property
+    def running(self) -> bool:
+        return self._agent.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """The agent's exit code; None while it runs."""
+        return self._agent.poll()
+
+    def streams(self, rank: int) -> list[Tail]:
+        """The tails of a rank's stdout and stderr. Its last traceback is left out: the error shows it."""
+        error = self.folder / f"rank{rank}" / "error.json"
+
+        def hidden() -> tuple[int, int]:
+            return tuple((read_json(error) or {}).get("shown", (0, 0)))
+
+        return [
+            Tail(lambda: folders.stream(self.folder, rank, "stdout")),
+            Tail(lambda: folders.stream(self.folder, rank, "stderr"), hidden),
+        ]
+
+    def written(self) -> int:
+        """Bytes of records, progress and saved objects so far: more of them is a sign of life."""
+        total = 0
+        for rank in self.ranks:
+            with contextlib.suppress(OSError):
+                total += sum(f.stat().st_size for f in os.scandir(self.folder / f"rank{rank}") if f.is_file())
+                total += sum(f.stat().st_size for f in os.scandir(self.folder / f"rank{rank}" / "saved"))
+        return total
+
+    def vitals(self) -> dict[int, tuple[float, int]]:
+        """For each process of the ranks, or of the agent before they are there: CPU seconds, bytes of I/O."""
+        import psutil
+
+        starts = [known[0] for rank in self.ranks if (known := self._identities(rank).get("child"))]
+        found = {}
+        for pid in starts or [self._agent.pid]:
+            with contextlib.suppress(psutil.Error):
+                top = psutil.Process(pid)
+                for process in [top, *top.children(recursive=True)]:
+                    with contextlib.suppress(psutil.Error):
+                        cpu = process.cpu_times()
+                        found[process.pid] = (cpu.user + cpu.system, _io(process))
+        return found
+
+    def where(self) -> tuple[list[dict], dict[int, str]]:
+        """Where each rank stands now (see stacks.place, with `rank`), and the whole dump of each rank's stacks."""
+        question = str(time.monotonic_ns())
+        waiting = {rank: self._ask(rank, question) for rank in self.ranks}
+        deadline = time.monotonic() + _ANSWER
+        spots, dumps = [], {}
+        for rank, start in waiting.items():
+            place = self.folder / f"rank{rank}"
+            if start is None:
+                ended = read_json(place / "exit.json") is not None
+                spot = stacks.place([], None) | {"function": "has ended" if ended else "not started yet"}
+            else:
+                while time.monotonic() < deadline:
+                    text = _read_from(place / "stacks.txt", start)
+                    answer = read_json(place / "collective.json") or {}
+                    if text.endswith("\n") and answer.get("question") == question:
+                        break
+                    time.sleep(0.01)
+                text = _read_from(place / "stacks.txt", start)
+                known = read_json(place / "rank.json") or {}
+                answer = read_json(place / "collective.json") or {}
+                unfinished = answer.get("unfinished") if answer.get("question") == question else None
+                spot = stacks.place(stacks.frames(text, known.get("main_thread")), unfinished)
+                dumps[rank] = text
+            spots.append({"rank": rank} | spot)
+        return spots, dumps
+
+    def expire(self, reason: str, limit: float) -> None:
+        """Note that a clock ran out and where each rank stood."""
+        where, dumps = self.where()
+        self.expiry = Expiry(reason, limit, where, dumps)
+
+    def stop(self) -> None:
+        """End the job and all its processes, and return when they are gone. Harmless when it has ended."""
+        with contextlib.suppress(OSError):
+            self._agent.stdin.close()  # the end of its lifeline
+        deadline = time.monotonic() + _PATIENCE
+        while self.running and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        if self.running:
+            if self._agent_identity:
+                processes.send(self._agent_identity, signal.SIGKILL)
+            self._agent.wait()
+        # The guards see their parent go and end their ranks: they get a moment, then it is done for them.
+        left = [known for rank in self.ranks for known in self._identities(rank).values() if known]
+        deadline = time.monotonic() + _ANSWER
+        while any(processes.alive(who) for who in left) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        for rank in self.ranks:
+            known = self._identities(rank)
+            if known.get("child"):
+                processes.end_session(tuple(known["child"]))
+            if known.get("guard"):
+                processes.send(tuple(known["guard"]), signal.SIGKILL)
+
+    def _identities(self, rank: int) -> dict[str, processes.Identity | None]:
+        return read_json(self.folder / f"rank{rank}" / "guard.json") or {}
+
+    def _ask(self, rank: int, question: str) -> int | None:
+        """Ask a living rank for its stacks and its collective; returns where in stacks.txt the answer will begin."""
+        place = self.folder / f"rank{rank}"
+        known = read_json(place / "rank.json")
+        if known is None or not processes.alive(tuple(known["rank"])):
+            return None
+        start = (place / "stacks.txt").stat().st_size
+        processes.send(tuple(known["rank"]), signal.SIGUSR1)
+        with contextlib.suppress(OSError):  # no reader yet
+            pipe = os.open(place / "ask", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, f"{question}\n".encode())
+            os.close(pipe)
+        return start
+
+
+def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float | None, stall: float | None) -> None:
+    """Show the jobs while they run, and end those whose clocks run out (see Job.expiry). Afterwards nothing is left.
+
+    Raises Interrupted, after stopping them, when the learner interrupts.
+    """
+    began = time.monotonic()
+    pulse = _Pulse(jobs, began)
+    try:
+        while running := [job for job in jobs if job.running]:
+            heard = screen.update(progress.text())
+            now = time.monotonic()
+            pulse.look(now, heard)
+            if timeout is not None and now - began >= timeout:
+                reason, limit = "timeout", timeout
+            elif stall is not None and pulse.stopped(now, stall):
+                reason, limit = "stall", stall
+            else:
+                time.sleep(_POLL)
+                continue
+            with _uninterrupted():
+                for job in running:
+                    job.expire(reason, limit)
+                break
+    except KeyboardInterrupt:
+        with _uninterrupted():
+            spots = [spot for job in jobs if job.running for spot in job.where()[0]]
+            _end(jobs, screen, progress)
+        table = describe_hang("stall", 0, spots).partition(" Where each rank stood:")[2]
+        seconds = time.monotonic() - began
+        raise Interrupted(
+            f"interrupted after {seconds:.1f} s; nothing of the run is left. Where each rank stood:{table}"
+        ) from None
+    finally:
+        with _uninterrupted():
+            _end(jobs, screen, progress)
+
+
+def _end(jobs: list[Job], screen: Screen, progress: Progress) -> None:
+    for job in jobs:
+        job.stop()
+    while screen.update(progress.text()):
+        pass
+    screen.update(progress.text(), last=True)
+    screen.close()
+    progress.close()
+
+
+class _Pulse:
+    """Tells whether jobs still give signs of life."""
+
+    def __init__(self, jobs: list[Job], now: float):
+        self._jobs = jobs
+        self._sign = self._cpu = self._looked = self._asked = now
+        self._vitals: dict[int, tuple[float, int]] = {}
+        self._written = 0
+
+    def look(self, now: float, heard: bool) -> None:
+        """Take in what has happened since the last look."""
+        if heard:
+            self._sign = now
+        if now - self._looked < _VITALS:
+            return
+        written = sum(job.written() for job in self._jobs)
+        vitals = {pid: v for job in self._jobs for pid, v in job.vitals().items()}
+        grown = {pid: (v[0] - old[0], v[1] - old[1]) for pid, v in vitals.items() if (old := self._vitals.get(pid))}
+        if written != self._written or any(io > 0 for _, io in grown.values()) or vitals.keys() - self._vitals.keys():
+            self._sign = now
+        if sum(cpu for cpu, _ in grown.values()) > _BUSY * (now - self._looked):
+            self._cpu = now
+        self._written, self._vitals, self._looked = written, vitals, now
+
+    def stopped(self, now: float, stall: float) -> bool:
+        """Whether there was no sign of life for `stall` seconds."""
+        if now - self._sign < stall:
+            return False
+        if now - self._cpu >= stall:
+            return True
+        # Silent but busy: it computes, unless every rank spins in a collective that none of them will finish.
+        if now - self._asked < max(1.0, stall / 2):
+            return False
+        self._asked = now
+        spots = [spot for job in self._jobs if job.running for spot in job.where()[0]]
+        self._written = sum(job.written() for job in self._jobs)  # asking has written, and is no sign of life
+        return bool(spots) and all(spot["stuck"] for spot in spots)
+
+
+@contextlib.contextmanager
+def _uninterrupted():
+    """Hold interrupts off while processes are being ended: a second press of the button must not leave any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, old)
+
+
+def _identity(pid: int) -> processes.Identity | None:
+    try:
+        return processes.identity(pid)
+    except Exception:  # it ended at once: poll() tells
+        return None
+
+
+def _io(process) -> int:
+    try:
+        counters = process.io_counters()
+    except Exception:  # macOS has none; some containers hide them
+        return 0
+    return getattr(counters, "read_chars", counters.read_bytes) + getattr(counters, "write_chars", counters.write_bytes)
+
+
+def _read_from(path: Path, start: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

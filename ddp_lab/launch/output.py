@@ -1,0 +1,258 @@
+"""What a run prints, on its way to the reader: whole lines with their rank in front, and one bar that moves."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+"""A rank's colour through the whole course, in text and pictures: the palette of Okabe and Ito (2008)."""
+
+HEAD, TAIL = 500, 200
+"""Lines of a run that are shown: the first ones at once, the last ones at the end. The files keep all."""
+
+LONGEST = 2000
+"""Characters of a line that are shown."""
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[^\[]|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f]")  # all but colour
+
+
+def rank_color(rank: int) -> str:
+    """The colour of a rank as `#rrggbb`; from the ninth rank on they come round again."""
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def in_notebook() -> bool:
+    """Whether the cells of a Jupyter kernel call us: there displays can be updated."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def colored(text: str, color: str) -> str:
+    """`text` in this `#rrggbb` colour, where colours are shown: in a notebook and on a terminal."""
+    plain = os.environ.get("NO_COLOR") or not (in_notebook() or sys.stdout.isatty())
+    if plain:
+        return text
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+class Tail:
+    """Reads a growing file by whole lines."""
+
+    def __init__(self, find: Callable[[], Path | None], hidden: Callable[[], tuple[int, int]] = lambda: (0, 0)):
+        """`find`: the file, None while there is none; `hidden`: a range of bytes that is not to be shown."""
+        self._find = find
+        self._hidden = hidden
+        self._file = None
+        self._rest = b""
+        self.size = 0
+        """Bytes read so far."""
+
+    def lines(self, last: bool = False) -> list[str]:
+        """The lines that were completed since the last call; with `last` also one without a final newline."""
+        *whole, self._rest = (self._rest + self._new_bytes()).split(b"\n")
+        if last and self._rest:
+            whole.append(self._rest)
+            self._rest = b""
+        return [_as_seen(line) for line in whole]
+
+    @property
+    def pending(self) -> str:
+        """The unfinished last line, as a terminal would show it."""
+        return _as_seen(self._rest[-4 * LONGEST :])
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _new_bytes(self) -> bytes:
+        if self._file is None:
+            path = self._find()
+            if path is None:
+                return b""
+            try:
+                self._file = open(path, "rb")
+            except OSError:
+                return b""
+        start = self.size
+        data = self._file.read(1 << 22) or b""
+        self.size += len(data)
+        # Asked after reading: the range is made known before the bytes are written.
+        first, end = (min(max(edge - start, 0), len(data)) for edge in self._hidden())
+        return data[:first] + data[end:]
+
+
+def _as_seen(line: bytes) -> str:
+    """A line as a terminal shows it: decoded, what `\\r` overwrote left out, no cursor movements, colours closed."""
+    text = line.decode("utf-8", errors="replace").rstrip("\r")
+    text = text.rsplit("\r", 1)[-1]
+    text = _CONTROL.sub("", text)
+    return f"{text}\x1b[0m" if "\x1b[" in text else text
+
+
+class Screen:
+    """Shows a run while it goes on. Everything is written by the caller's thread, when `update` is called."""
+
+    def __init__(self, sources: dict[int, list[Tail]], label: Callable[[int], str], show: set[int] | None):
+        """`sources`: the streams of each rank; `label`: what stands before its lines; `show`: ranks, None for all."""
+        self._sources = sources
+        self._label = label
+        self._shown = [rank for rank in sources if show is None or rank in show]
+        self._count = 0
+        self._kept: deque[str] = deque(maxlen=TAIL)
+        self._status = Status()
+
+    def update(self, bar: str = "", last: bool = False) -> bool:
+        """Print what is new, in one piece; True if any rank (shown or not) has written something."""
+        before = self._size()
+        printed: list[str] = []
+        for rank, tails in self._sources.items():
+            for tail in tails:
+                lines = tail.lines(last)
+                if rank in self._shown:
+                    printed += [self._format(rank, line) for line in lines]
+        room = max(0, HEAD - self._count)
+        self._count += len(printed)
+        self._kept.extend(printed[room:])
+        if last and self._kept:
+            missing = self._count - HEAD - len(self._kept)
+            if missing > 0:
+                printed = [*printed[:room], f"… {missing:,} more lines here, whole in run.ranks[r].stdout …"]
+            else:
+                printed = printed[:room]
+            printed += self._kept
+        else:
+            printed = printed[:room]
+        if printed:
+            self._status.clear()
+            print("\n".join(printed), flush=True)
+        self._status.show(" · ".join(filter(None, [bar, *self._moving()])), last)
+        return self._size() > before
+
+    def _size(self) -> int:
+        return sum(tail.size for tails in self._sources.values() for tail in tails)
+
+    def close(self) -> None:
+        for tails in self._sources.values():
+            for tail in tails:
+                tail.close()
+
+    def _moving(self) -> list[str]:
+        """The unfinished lines that rewrite themselves, such as a tqdm bar."""
+        return [
+            self._label(rank) + tail.pending[:200]
+            for rank in self._shown
+            for tail in self._sources[rank]
+            if tail.pending
+        ][:4]
+
+    def _format(self, rank: int, line: str) -> str:
+        if len(line) > LONGEST:
+            head = line[:LONGEST] + ("\x1b[0m" if "\x1b" in line[:LONGEST] else "")
+            line = f"{head} … ({len(line):,} characters, whole in run.ranks[{rank}].stdout)"
+        return self._label(rank) + line
+
+
+class Status:
+    """One line that is updated in place: a display of its own in a notebook, a rewritten line on a terminal."""
+
+    _EVERY = 0.2  # seconds between two updates
+
+    def __init__(self):
+        self._text = ""
+        self._handle = None
+        self._when = 0.0
+        self._on_terminal = False
+
+    def show(self, text: str, last: bool = False) -> None:
+        """Put `text` in place of what stands there; at most five times a second, but always the last one."""
+        now = time.monotonic()
+        if last and self._on_terminal and text in ("", self._text):
+            print(flush=True)
+            self._on_terminal = False
+        if text == self._text or (not last and now - self._when < self._EVERY) or (last and not text):
+            return
+        self._text, self._when = text, now
+        if in_notebook():
+            from IPython.display import display
+
+            data = {"text/plain": text, "text/html": _bar_html(text)}
+            if self._handle is None:
+                self._handle = display(data, raw=True, display_id=True)
+            else:
+                self._handle.update(data, raw=True)
+        elif sys.stdout.isatty():
+            print(f"\r\x1b[K{text}", end="\n" if last else "", flush=True)
+            self._on_terminal = not last
+        elif last:
+            print(text, flush=True)
+
+    def clear(self) -> None:
+        """Make room for lines on a terminal; a display in a notebook stays where it is."""
+        if self._on_terminal:
+            print("\r\x1b[K", end="")
+            self._on_terminal, self._text = False, ""
+
+
+def _bar_html(text: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    return f'<pre style="margin:0;white-space:pre-wrap">{html.escape(plain)}</pre>'
+
+
+class Progress:
+    """The bar of a run, from the lines that worker.progress() wrote in the first rank that writes any."""
+
+    _CELLS = 20
+
+    def __init__(self, files: list[Path]):
+        self._files = files
+        self._tail: Tail | None = None
+        self._first: dict | None = None
+        self._now: dict | None = None
+        self.size = 0
+
+    def text(self) -> str:
+        """The bar as text, such as `epoch 2/5 ▕███████▌            ▏ 61 steps/s · 4 s left`; "" without progress."""
+        if self._tail is None:
+            path = next((p for p in self._files if p.exists()), None)
+            if path is None:
+                return ""
+            self._tail = Tail(lambda: path)
+        for line in self._tail.lines():
+            self._now = json.loads(line)
+            self.size += 1
+            # A bar that starts over (a second loop, a new epoch) has its own speed.
+            if self._first is None or self._now["i"] < self._first["i"] or self._now["n"] != self._first["n"]:
+                self._first = self._now
+        return _bar(self._first, self._now, self._CELLS) if self._now else ""
+
+    def close(self) -> None:
+        if self._tail:
+            self._tail.close()
+
+
+def _bar(first: dict, now: dict, cells: int) -> str:
+    done, total = now["i"], now["n"]
+    share = min(1.0, done / total) if total else 0.0
+    eighths = round(share * cells * 8)
+    bar = ("█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()).ljust(cells)
+    values = " ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in now["values"].items())
+    steps, seconds = done - first["i"], now["time"] - first["time"]
+    speed = steps / seconds if steps > 0 and seconds > 0 else 0.0
+    rest = f"{_number(speed)} steps/s" if speed else f"{done}/{total}"
+    if speed and done < total:
+        rest += f" · {(total - done) / speed:.0f} s left"
+    return f"{values} ▕{bar}▏ {rest}".lstrip()
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

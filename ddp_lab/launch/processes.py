@@ -1,0 +1,125 @@
+"""Processes by pid and start time: whether they live, and how they and all they started are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+Identity = tuple[int, float]
+"""A process: its pid, and when it started (seconds since the epoch), so that a reused pid is no match."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def identity(pid: int | None = None) -> Identity:
+    """The identity of a living process (default: this one)."""
+    import psutil
+
+    process = psutil.Process(pid)
+    return process.pid, process.create_time()
+
+
+def alive(who: Identity) -> bool:
+    """True while this very process runs; a zombie has ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(who[0])
+        # The start is derived from the boot time, which a clock correction may move a little.
+        return abs(process.create_time() - who[1]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def send(who: Identity, number: int) -> None:
+    """Send a signal to this very process, or to nobody."""
+    if alive(who):
+        _kill(who[0], number)
+
+
+def session_members(leader: Identity) -> list[int]:
+    """Pids of the session that `leader` opened with setsid(), the leader included, zombies left out."""
+    import psutil
+
+    try:
+        if abs(psutil.Process(leader[0]).create_time() - leader[1]) >= 1.0:
+            return []  # the pid belongs to somebody else now, so our session is empty
+    except psutil.NoSuchProcess:
+        pass  # a session outlives its leader, and its number is not reused while it has members
+    return [pid for pid in psutil.pids() if _session(pid) == leader[0] and not _is_zombie(pid)]
+
+
+def end_session(leader: Identity) -> None:
+    """SIGKILL everything in the session of `leader`, until nothing new appears in it."""
+    for _ in range(20):  # a process that forks while it is being killed needs a second round
+        members = session_members(leader)
+        if not members:
+            return
+        for pid in members:
+            _kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all orphans among its descendants (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the system signal this process when its parent ends (Linux); at once if `parent` is gone already."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def end_descendants() -> None:
+    """SIGKILL and reap every descendant of this process. With adopt_orphans() none can hide."""
+    import psutil
+
+    me = psutil.Process()
+    for _ in range(200):
+        children = me.children(recursive=True)
+        for child in children:
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            if not children:
+                return
+        time.sleep(0.002)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _is_zombie(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

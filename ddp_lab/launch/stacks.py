@@ -1,0 +1,82 @@
+"""Where a rank stands: read from the stacks that Python's faulthandler wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+_LIBRARIES = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_OURS = os.path.dirname(os.path.realpath(__file__)) + os.sep
+
+# Functions of torch/distributed that wrap the one which the learner called.
+_WRAPPERS = {"wrapper", "inner", "__call__"}
+
+
+def frames(text: str, main_thread: int | None) -> list[dict]:
+    """The main thread's frames (file, line, function), innermost first, of the last dump in `text`."""
+    threads: list[tuple[int, list[dict]]] = []
+    for line in text.splitlines():
+        if found := _THREAD.match(line):
+            threads.append((int(found[1], 16), []))
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1][1].append({"file": found[1], "line": int(found[2]), "function": found[3]})
+    for ident, stack in reversed(threads):
+        if ident == main_thread:
+            return stack
+    return threads[-1][1] if threads else []
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file belongs to Python, an installed package or this launcher, not to the learner."""
+    if file.startswith("<"):
+        return True
+    path = os.path.realpath(file)
+    return path.startswith(_LIBRARIES) or path.startswith(_OURS) or f"{os.sep}site-packages{os.sep}" in path
+
+
+def place(stack: list[dict], unfinished: dict | None) -> dict:
+    """Where the learner's code stands and what it waits in.
+
+    `stack`: frames, innermost first; `unfinished`: what meters.recorder.unfinished() said in that rank. Returns file
+    (name only), line, function, each None where unknown; collective and its number, None where it waits in none;
+    and `stuck`: whether it certainly waits there, rather than computing while a collective is on its way.
+    """
+    own = next((i for i, frame in enumerate(stack) if not is_library(frame["file"])), None)
+    here = stack[own] if own is not None else (stack[-1] if stack else {})
+    called = _called(stack[:own] if own is not None else stack)
+    if called == "backward":
+        called = f"backward (bucket {unfinished['name']})" if unfinished else None
+        certain = False
+    else:
+        certain = called is not None
+    # gloo's entries stay unfinished until somebody waits for them; nccl's end by themselves.
+    certain = certain or bool(unfinished and unfinished["backend"] == "nccl")
+    return {
+        "file": Path(here["file"]).name if here else None,
+        "line": here.get("line"),
+        "function": here.get("function"),
+        "collective": called or (unfinished["name"] if unfinished else None),
+        "number": unfinished["number"] if unfinished else None,
+        "stuck": certain,
+    }
+
+
+def _called(inner: list[dict]) -> str | None:
+    """What the learner's line called, of the calls that wait for other ranks. `inner`: the frames inside that line."""
+    for frame in reversed(inner):  # from the learner's line inwards: the call that the learner knows comes first
+        file, function = frame["file"].replace(os.sep, "/"), frame["function"]
+        if file.endswith("torch/nn/parallel/distributed.py"):
+            return "DDP(...)" if function == "__init__" else "DDP forward (buffer broadcast)"
+        if file.endswith("torch/autograd/graph.py"):
+            return "backward"
+        if "/torch/distributed/" in file and function not in _WRAPPERS and not function.startswith("_"):
+            return function
+    return None

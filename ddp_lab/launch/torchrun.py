@@ -1,0 +1,254 @@
+"""lab.torchrun: a script or a lab under torch's own torchrun, from the call to the Run."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ddp_lab import catalog, gpus
+from ddp_lab.errors import InputError
+from ddp_lab.launch import environment, failures, folders, outcome
+from ddp_lab.launch.job import Interrupted, Job, follow
+from ddp_lab.launch.output import Progress, Screen, colored, rank_color
+from ddp_lab.launch.result import Run, plural
+
+MOST_RANKS = 64
+_RANK_MEMORY = 250e6  # bytes that a rank takes at least once torch is imported (CUDA build, on the CPU)
+_QUIET = "#6E7781"
+
+
+def torchrun(
+    script: str | os.PathLike,
+    *args: str,
+    nproc: int = 2,
+    timeout: float | None = 120,
+    stall: float | None = 60,
+    show: str | int | Iterable[int] = "all",
+    expect: str | None = None,
+    env: Mapping[str, str] | None = None,
+    warm: bool | None = None,
+    check: bool = True,
+) -> Run:
+    """Run a script on `nproc` ranks with torchrun, show what they print, and return a Run.
+
+    script: a path that ends in .py, or the name of a lab ("train_ddp", "faults/no_sampler").
+    args: its command-line arguments.
+    nproc: ranks, all on this machine (1 to 64).
+    timeout, stall: seconds in all, and without a sign of life, after which the run is stopped; None: no limit.
+    show: "all", "none", a rank or several. Whatever is shown, `run.ranks` has everything.
+    expect: the run passes only if it fails, with this text in the error's type and message (or the hang's report).
+    env: variables set for the ranks on top of the kernel's own.
+    warm: None or False; starting from a warm server is not there yet.
+    check: False returns the Run of a failure or a hang (`run.error`) and raises nothing.
+
+    Raises RankError, HangError, ExpectationError, LaunchError; InputError for arguments that cannot be used.
+    """
+    target, name = _target(script)
+    return launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check)
+
+
+def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, cell=None) -> Run:
+    """What torchrun() and %%torchrun share. `cell`: source to be saved in the run's folder under `name`, and run."""
+    require_system()
+    check_arguments(args)
+    check_nproc(nproc)
+    check_clocks(timeout, stall)
+    ranks = shown_ranks(show, nproc)
+    settings = check_env(env)
+    if warm:
+        raise InputError("warm=True: starting from a warm server is not there yet. Leave warm out.")
+    if not (expect is None or isinstance(expect, str)):
+        raise InputError(f"expect={expect!r} is not a text. Give a part of the error's message, such as expect='nan'.")
+    if importlib.util.find_spec("torch") is None:
+        raise InputError(
+            f"torch is not installed for {sys.executable}. Start JupyterLab with `python3 scripts/lab.py`, "
+            "which installs it, or choose the kernel of its .venv."
+        )
+    settings, note = _hide_missing_gpus(nproc, settings)
+
+    folder = folders.create(nproc)
+    if cell is not None:
+        path = folder / name
+        path.write_text(cell)
+        target = [str(path)]
+    command = shown_command(settings, ["torchrun", "--standalone", "--nproc-per-node", str(nproc)], target, args)
+    print(colored(f"$ {command}", _QUIET))
+    if note:
+        print(colored(note, _QUIET))
+
+    work = {"kind": "torchrun", "argv": _torchrun_arguments(folder, nproc) + [*target, *args]}
+    began = time.monotonic()
+    job = Job(folder, work, environment.of_ranks(nproc) | settings, nproc)
+    run = Run(folder, name, command, nproc, 0.0)
+    screen = Screen({r: job.streams(r) for r in range(nproc)}, rank_label, ranks)
+    progress = Progress([folder / f"rank{r}" / "progress.jsonl" for r in range(nproc)])
+    try:
+        follow([job], screen, progress, timeout, stall)
+    except Interrupted as stop:
+        run.seconds, run.error, stop.run = time.monotonic() - began, stop, run
+        folders.finish(folder, {"outcome": "interrupted", "seconds": run.seconds, "command": command})
+        raise
+    run.seconds = time.monotonic() - began
+    run.error = outcome.judge(run, job, failures.RankError)
+    if run.ok:
+        print(colored(f"{plural(nproc, 'rank')} · {run.seconds:.1f} s", _QUIET))
+    outcome.deliver([run], expect, check, nproc)
+    return run
+
+
+def rank_label(rank: int) -> str:
+    """What stands before a line of a rank."""
+    return colored(f"[rank {rank}]", rank_color(rank)) + " "
+
+
+def shown_command(settings: Mapping[str, str], start: list[str], target: list[str], args: Iterable[str]) -> str:
+    """The plain command, as one could type it in the working directory: settings in front, paths as short as can be."""
+    front = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
+    rest = [_short(part) if part.endswith(".py") else shlex.quote(part) for part in target]
+    return " ".join([*front, *map(shlex.quote, start), *rest, *map(shlex.quote, args)])
+
+
+def _short(path: str) -> str:
+    forms = [shlex.quote(path), shlex.quote(os.path.relpath(path))]
+    home = str(Path.home())
+    if os.path.abspath(path).startswith(home + os.sep):
+        forms.append("~/" + shlex.quote(os.path.relpath(path, home)))
+    return min(forms, key=len)
+
+
+def _torchrun_arguments(folder: Path, nproc: int) -> list[str]:
+    """torchrun's own options, up to and with the script it starts: our rank.py, which runs the learner's."""
+    return [
+        *("--standalone", "--nproc-per-node", str(nproc), "--local-addr", "127.0.0.1"),
+        *("--redirects", "3", "--log-dir", str(folder / "logs")),
+        *("--shutdown-timeout", "1", "--monitor-interval", "0.02"),
+        str(Path(__file__).with_name("rank.py")),
+    ]
+
+
+def _target(script: str | os.PathLike) -> tuple[list[str], str]:
+    """What torchrun is to run (a path, or -m and a module) and the name that the reader sees."""
+    if not isinstance(script, (str, os.PathLike)):
+        raise InputError(f"script={script!r} is not a path or the name of a lab, but {type(script).__name__}.")
+    text = os.fspath(script)
+    if not text.endswith(".py"):
+        if os.path.isdir(text):
+            raise InputError(f"{text} is a folder. Name the script in it that torchrun is to run.")
+        if os.path.isfile(text):
+            raise InputError(f"{text} is not a Python script: its name does not end in .py.")
+        catalog.find(text)
+        return ["-m", catalog.module(text)], text
+    path = Path(text)
+    if path.is_dir():
+        raise InputError(f"{text} is a folder. Name the script in it that torchrun is to run.")
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no script {text} in {os.getcwd()}.{_nearest_scripts(path)}") from None
+    except OSError as error:
+        raise InputError(f"{text} cannot be read: {error.strerror}.") from None
+    if b"\0" in content:
+        raise InputError(f"{text} is not Python: it holds binary data.")
+    return [text], path.name
+
+
+def _nearest_scripts(path: Path) -> str:
+    try:
+        there = sorted(p.name for p in path.parent.glob("*.py"))
+    except OSError:
+        there = []
+    near = difflib.get_close_matches(path.name, there, n=3, cutoff=0.4)
+    if near:
+        return f" Did you mean {' or '.join(str(path.parent / name) for name in near)}?"
+    return " A lab is named without .py, such as 'hello'."
+
+
+def require_system() -> None:
+    """Raise InputError where runs cannot be started at all."""
+    if os.name != "posix":
+        raise InputError("runs need Linux or macOS. On Windows, work in WSL (the README says how).")
+    try:
+        os.getcwd()
+    except OSError:
+        raise InputError("the working directory of this kernel was removed. os.chdir() to one that exists.") from None
+
+
+def check_arguments(args: Iterable[str]) -> None:
+    for arg in args:
+        if not isinstance(arg, str):
+            raise InputError(f"argument {arg!r} is {type(arg).__name__}, not a text. Write {str(arg)!r}.")
+        if "\0" in arg:
+            raise InputError(f"argument {arg!r} holds a NUL character, which no command line can carry.")
+
+
+def check_nproc(nproc: int) -> None:
+    if isinstance(nproc, bool) or not isinstance(nproc, int):
+        raise InputError(f"nproc={nproc!r} is not a whole number. Write nproc=2.")
+    if not 1 <= nproc <= MOST_RANKS:
+        raise InputError(f"nproc={nproc}: a run has 1 to {MOST_RANKS} ranks.")
+    import psutil
+
+    room = int(psutil.virtual_memory().available // _RANK_MEMORY)
+    if nproc > max(1, room):
+        raise InputError(
+            f"nproc={nproc}: the free memory carries about {room} ranks ({_RANK_MEMORY / 1e6:.0f} MB each). "
+            "Take fewer, or close other programs."
+        )
+
+
+def check_clocks(timeout: float | None, stall: float | None) -> None:
+    for name, value in (("timeout", timeout), ("stall", stall)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise InputError(f"{name}={value!r} is not a number of seconds above 0. None means no limit.")
+
+
+def shown_ranks(show: str | int | Iterable[int], nproc: int) -> set[int] | None:
+    """The ranks whose output is shown; None for all."""
+    if show == "all":
+        return None
+    if show == "none":
+        return set()
+    numbers = [show] if isinstance(show, int) else show
+    try:
+        numbers = list(numbers) if not isinstance(numbers, str) else None
+    except TypeError:
+        numbers = None
+    if numbers is None or not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise InputError(f"show={show!r} is unknown. Write 'all', 'none', a rank such as 0, or a list such as [0, 2].")
+    for number in numbers:
+        if not 0 <= number < nproc:
+            raise InputError(
+                f"show={show!r}: there is no rank {number} in a run of {plural(nproc, 'rank')} (0 to {nproc - 1})."
+            )
+    return set(numbers)
+
+
+def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise InputError(f"env={env!r} is not a dict. Write env={{'NAME': 'value'}}.")
+    for name, value in env.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InputError(f"env: {name!r} is no name of a variable.")
+        if not isinstance(value, str) or "\0" in value:
+            raise InputError(f"env: the value of {name} is {value!r}, not a text. Write {str(value)!r}.")
+    return dict(env)
+
+
+def _hide_missing_gpus(nproc: int, settings: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Where there are GPUs, but fewer than ranks, hide them all: a rank without one of its own cannot take part."""
+    present = gpus.count(dict(os.environ) | settings)
+    if not 0 < present < nproc:
+        return settings, ""
+    note = f"{nproc} ranks, but {plural(present, 'GPU')} here: the run is on the CPU, with gloo"
+    return settings | {"CUDA_VISIBLE_DEVICES": ""}, note
