@@ -83,7 +83,7 @@ class Rank:
 
 
 class Run:
-    """A run that has ended: `.ok`, `.seconds`, `.command` (as shown), `.dir`, `.ranks`, `.error` (None if it went well)."""
+    """A run that has ended: `.ok .seconds .command` (as shown) `.dir .ranks .error` (None if it went well)."""
 
     def __init__(self, folder: Path, name: str, command: str, ranks: int, seconds: float):
         self.dir = folder
