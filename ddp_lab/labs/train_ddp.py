@@ -29,8 +29,8 @@ def main():
 
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    ranks_here = int(os.environ["LOCAL_WORLD_SIZE"])  # a GPU for each rank of this machine, or the CPU for all
-    kind = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).device_count() >= ranks_here), "cpu")
+    here = int(os.environ["LOCAL_WORLD_SIZE"])  # a GPU for each rank of this machine, or the CPU for all
+    kind = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).device_count() >= here), "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
 
     torch.manual_seed(args.seed)

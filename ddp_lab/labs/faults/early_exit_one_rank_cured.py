@@ -1,0 +1,46 @@
+"""All ranks decide on the same number when to stop, and so leave the loop together.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.early_exit_one_rank_cured
+
+Look at the last step that each rank has logged: it is the same.
+"""
+
+import gc
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_lab import worker
+
+
+def main():
+    # Longer than the launcher waits before it says where each rank stands; by hand, this ends the hang.
+    dist.init_process_group(timeout=timedelta(minutes=2))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    for step in range(100):
+        x = torch.randn(32, 4)
+        y = x.sum(1, keepdim=True) + 0.2 * rank / world_size * torch.randn(32, 1)  # noisier on higher ranks
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        worker.log(step=step, loss=loss)
+
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)  # the same sum on all ranks, so the same answer to the question below
+        if mean / world_size < 0.01:
+            break
+
+    dist.barrier()  # all are to be here before one saves the model
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops DDP's reference cycles, or torch 2.14 may abort a healthy process at exit
