@@ -179,7 +179,7 @@ class Status:
         if last and self._on_terminal and text in ("", self._text):
             print(flush=True)
             self._on_terminal = False
-        if text == self._text or (not last and now - self._when < self._EVERY) or (last and not text):
+        if text == self._text or (not last and now - self._when < self._EVERY):
             return
         self._text, self._when = text, now
         if in_notebook():
@@ -191,9 +191,9 @@ class Status:
             else:
                 self._handle.update(data, raw=True)
         elif sys.stdout.isatty():
-            print(f"\r\x1b[K{text}", end="\n" if last else "", flush=True)
+            print(f"\r\x1b[K{text}", end="\n" if last and text else "", flush=True)
             self._on_terminal = not last
-        elif last:
+        elif last and text:
             print(text, flush=True)
 
     def clear(self) -> None:
@@ -218,7 +218,6 @@ class Progress:
         self._tail: Tail | None = None
         self._first: dict | None = None
         self._now: dict | None = None
-        self.size = 0
 
     def text(self) -> str:
         """The bar as text, such as `epoch 2/5 ▕███████▌            ▏ 61 steps/s · 4 s left`; "" without progress."""
@@ -228,10 +227,12 @@ class Progress:
                 return ""
             self._tail = Tail(lambda: path)
         for line in self._tail.lines():
-            self._now = json.loads(line)
-            self.size += 1
+            try:
+                before, self._now = self._now, json.loads(line)
+            except ValueError:  # a full disk has cut it
+                continue
             # A bar that starts over (a second loop, a new epoch) has its own speed.
-            if self._first is None or self._now["i"] < self._first["i"] or self._now["n"] != self._first["n"]:
+            if before is None or self._now["i"] < before["i"] or self._now["n"] != before["n"]:
                 self._first = self._now
         return _bar(self._first, self._now, self._CELLS) if self._now else ""
 
