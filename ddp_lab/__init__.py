@@ -26,7 +26,6 @@ _HOMES = {
     "check": "checks",
     "source": "catalog",
     "diff": "catalog",
-    "labs": "catalog",
 }
 _MODULES = {"worker", "data", "models", "figures"}
 

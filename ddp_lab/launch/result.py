@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import re
@@ -39,8 +40,11 @@ class Rank:
     @property
     def records(self) -> list[dict]:
         """What worker.log() was given, in order."""
-        lines = self._text("records.jsonl").splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]  # a full disk may have cut the last one
+        found = []
+        for line in self._text("records.jsonl").split("\n"):  # not splitlines(): a text may hold other separators
+            with contextlib.suppress(ValueError):  # a full disk may have cut it
+                found.append(json.loads(line))
+        return found
 
     @property
     def saved(self) -> Mapping:
@@ -72,12 +76,12 @@ class Rank:
     def _stream(self, name: str) -> str:
         self._check()
         path = folders.stream(self._folder, self.rank, name)
-        return path.read_text(errors="replace") if path else ""
+        return path.read_bytes().decode(errors="replace") if path else ""  # no translation of \r: bars stay bars
 
     def _text(self, name: str) -> str:
         self._check()
         try:
-            return (self._folder / f"rank{self.rank}" / name).read_text(errors="replace")
+            return (self._folder / f"rank{self.rank}" / name).read_bytes().decode(errors="replace")
         except FileNotFoundError:
             return ""
 

@@ -14,7 +14,8 @@ _LIBRARIES = tuple(
     os.path.realpath(path) + os.sep
     for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_OURS = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_OURS = str(Path(__file__).resolve().parents[1]) + os.sep
+_LABS = _OURS + "labs" + os.sep  # read and edited by the learner, as scripts of their own are
 
 # Functions of torch/distributed that wrap the one which the learner called.
 _WRAPPERS = {"wrapper", "inner", "__call__"}
@@ -35,11 +36,13 @@ def frames(text: str, main_thread: int | None) -> list[dict]:
 
 
 def is_library(file: str) -> bool:
-    """Whether a source file belongs to Python, an installed package or this launcher, not to the learner."""
+    """Whether a source file belongs to Python, an installed package or this one (labs aside), not to the learner."""
     if file.startswith("<"):
         return True
     path = os.path.realpath(file)
-    return path.startswith(_LIBRARIES) or path.startswith(_OURS) or f"{os.sep}site-packages{os.sep}" in path
+    if path.startswith(_OURS):
+        return not path.startswith(_LABS)
+    return path.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in path
 
 
 def place(stack: list[dict], unfinished: dict | None) -> dict:
