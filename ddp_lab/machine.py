@@ -250,9 +250,7 @@ def _gpu_row():
         return row("none", "Everything runs on the CPU with gloo; a run that needs GPUs is skipped by name.")
     if not seen:
         value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        return row(
-            "none visible", f'{len(there)} hidden by CUDA_VISIBLE_DEVICES="{value}": runs are on the CPU.'
-        )
+        return row("none visible", f'{len(there)} hidden by CUDA_VISIBLE_DEVICES="{value}": runs are on the CPU.')
     names = ", ".join(dict.fromkeys(gpu.name for gpu in seen))
     sizes = {gpu.memory for gpu in seen}
     size = f", {sizes.pop() / 1024:.0f} GiB" if len(sizes) == 1 and None not in sizes else ""
@@ -281,9 +279,7 @@ def _software():
 
     vision = _version("torchvision")
     if vision is None:
-        yield _row(
-            "torchvision", "missing", "Larger datasets and models need it.", "`pip install torchvision`"
-        )
+        yield _row("torchvision", "missing", "Larger datasets and models need it.", "`pip install torchvision`")
     else:
         yield _row("torchvision", vision, "For larger datasets; the digits come with the course.")
 
@@ -382,9 +378,7 @@ def _tools():
         yield _row("chromium", browser, "The project's own tests drive notebooks with it.")
     else:
         means = "Only the project's own browser tests need it; the course does not."
-        yield _row(
-            "chromium", "missing", means, "`sudo apt install chromium`, if you want to run those tests."
-        )
+        yield _row("chromium", "missing", means, "`sudo apt install chromium`, if you want to run those tests.")
 
 
 def _no_namespaces():
@@ -394,10 +388,7 @@ def _no_namespaces():
         return "`sudo apt install util-linux` brings `unshare`."
     attempt = [unshare, "--user", "--map-root-user", "--net", "true"]
     try:
-        if (
-            subprocess.run(attempt, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRY).returncode
-            == 0
-        ):
+        if subprocess.run(attempt, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRY).returncode == 0:
             return None
     except (subprocess.TimeoutExpired, OSError):
         pass

@@ -23,9 +23,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     def install(text, code=0, before=""):
         here, program = tmp_path, tmp_path / "nvidia-smi"
         (tmp_path / "answer").write_text(text)
-        program.write_text(
-            f"#!/bin/sh\necho call >> {here}/calls\n{before}\ncat {here}/answer\nexit {code}\n"
-        )
+        program.write_text(f"#!/bin/sh\necho call >> {here}/calls\n{before}\ncat {here}/answer\nexit {code}\n")
         program.chmod(0o755)
         gpus._installed.cache_clear()
         return tmp_path / "calls"

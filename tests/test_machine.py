@@ -1,5 +1,6 @@
 """`lab.machine()` and `python -m ddp_lab doctor`: what is found, what it means, and the cure."""
 
+import html
 import importlib
 import os
 import re
@@ -27,9 +28,7 @@ def pretend(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("DDP_LAB_HOME", str(tmp_path / "runs"))
 
-    def change(
-        torch=CPU, torchvision="0.29.1", devices=(), problem=None, cores=4, free=16, total=16, disk=100
-    ):
+    def change(torch=CPU, torchvision="0.29.1", devices=(), problem=None, cores=4, free=16, total=16, disk=100):
         versions = {"torch": torch, "torchvision": torchvision}
         monkeypatch.setattr(machine, "_version", versions.get)
         monkeypatch.setattr(gpus, "_installed", lambda: (tuple(devices), problem))
@@ -50,9 +49,7 @@ def row(report, item):
 
 def doctor(*args, **env):
     command = [sys.executable, "-m", "ddp_lab", *args]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=30
-    )
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=30)
 
 
 # The report
@@ -97,9 +94,10 @@ def test_the_text_fits_100_columns_whatever_is_found(pretend, monkeypatch, tmp_p
 
 
 def test_what_is_found_is_escaped_in_html(pretend):
-    page = pretend(problem="nvidia-smi says: <script>alert(1)</script> & more")()._repr_html_()
+    page = pretend(problem="nvidia-smi says: <script>alert(1)</script> & more", torch=None)()._repr_html_()
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in page
     assert "<script>" not in page
+    assert f"torch{html.escape(machine.torch_pin())}" in page  # in a cure too
 
 
 def test_html_and_text_tell_the_same(pretend, monkeypatch):
@@ -115,14 +113,13 @@ def test_html_and_text_tell_the_same(pretend, monkeypatch):
 def test_the_page_brings_no_colour_but_that_of_the_signs(pretend):
     page = pretend(torch="2.15.0", total=1, free=1)()._repr_html_()
     assert set(re.findall(r"#[0-9a-f]{3,6}", page)) == {colour for _, colour in machine._SIGNS.values()}
-    assert "background:none" in page  # undoes JupyterLab's stripes
+    cells = re.findall(r"<t[rd] [^>]+>", page)
+    assert cells and all("background:none" in cell for cell in cells)  # undoes JupyterLab's stripes
 
 
 def test_lab_machine_can_be_called_also_after_its_module_was_imported():
     code = "import ddp_lab.machine, ddp_lab as lab; print(type(lab.machine()).__name__)"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout.strip() == "Report"
 
 
@@ -132,9 +129,7 @@ def test_it_is_quick_and_imports_no_torch():
         "from ddp_lab.machine import machine; machine(); machine(full=True)\n"
         "print(time.perf_counter() - start, 'torch' in sys.modules)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     seconds, torch = answer.stdout.split()
     assert torch == "False"
     assert float(seconds) < 2  # 0.1 s on an idle machine without a GPU
@@ -153,15 +148,13 @@ def test_a_missing_torch_stops_and_says_how_to_get_the_right_one(pretend):
     assert "backends" not in [row["item"] for row in report.rows]
 
 
-@pytest.mark.parametrize("version", ["2.14.1", CPU, CUDA, "2.14.9"])
+@pytest.mark.parametrize("version", ["2.14.1", CPU, CUDA, "2.14.9", "2.14.2rc1"])
 def test_a_torch_of_the_pinned_series_needs_no_note(pretend, version):
     pretend(torch=version)
     assert machine.versions_note() is None
 
 
-@pytest.mark.parametrize(
-    "version", ["2.13.0", "2.14.0", "2.15.0", "2.15.0.dev20260101+cpu", "2.14.1a0+git1", "odd"]
-)
+@pytest.mark.parametrize("version", ["2.13.0", "2.14.0", "2.15.0", "2.15.0.dev20260101+cpu", "2.14.1a0+git1", "odd"])
 def test_another_torch_is_named_beside_the_pin_and_does_not_stop(pretend, version):
     report = pretend(torch=version)()
     for text in (machine.versions_note(), row(report, "torch")["means"]):
@@ -219,9 +212,7 @@ def test_no_gpu_is_fine(pretend):
 
 
 def test_gpus_are_named(pretend):
-    assert (
-        row(pretend(devices=[A100, A100._replace(index=1)])(), "GPUs")["found"] == "2 × NVIDIA A100, 40 GiB"
-    )
+    assert row(pretend(devices=[A100, A100._replace(index=1)])(), "GPUs")["found"] == "2 × NVIDIA A100, 40 GiB"
 
 
 def test_one_gpu_is_said_to_serve_one_rank(pretend):
@@ -289,9 +280,7 @@ def cgroup(tmp_path, monkeypatch):
 def test_a_containers_memory_limit_counts_and_its_file_cache_does_not(cgroup):
     gib = lambda n: f"{n * GIB}\n"  # noqa: E731
     stat = f"anon 5\ninactive_file {GIB // 2}\n"
-    cgroup(
-        "0::/pod/me\n", pod__memory_dot_max=gib(1), pod__memory_dot_current=gib(1), pod__memory_dot_stat=stat
-    )
+    cgroup("0::/pod/me\n", pod__memory_dot_max=gib(1), pod__memory_dot_current=gib(1), pod__memory_dot_stat=stat)
     assert machine.memory() == (GIB // 2, GIB)
 
 
@@ -314,22 +303,24 @@ def test_without_a_limit_the_whole_memory_counts(cgroup):
 @pytest.mark.parametrize(
     "lines, files",
     [
-        ("0::/a/b\n", {"a__cpu_dot_max": "50000 100000\n"}),
+        ("0::/a/b\n", {"a__cpu_dot_max": "120000 100000\n"}),
         (
             "2:cpu,cpuacct:/d\n",
-            {"cpu,cpuacct__cpu_dot_cfs_quota_us": "90000", "cpu,cpuacct__cpu_dot_cfs_period_us": "100000"},
+            {"cpu,cpuacct__cpu_dot_cfs_quota_us": "190000", "cpu,cpuacct__cpu_dot_cfs_period_us": "100000"},
         ),
     ],
 )
-def test_a_containers_cpu_quota_counts_rounded_up(cgroup, lines, files):
+def test_a_containers_cpu_quota_counts_rounded_up(cgroup, monkeypatch, lines, files):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     cgroup(lines, **files)
-    assert machine.cores() == 1
+    assert machine.cores() == 2
 
 
 @pytest.mark.parametrize("quota", ["max 100000\n", "99000000 100000\n"])
-def test_a_quota_above_the_cores_changes_nothing(cgroup, quota):
+def test_a_quota_above_the_cores_changes_nothing(cgroup, monkeypatch, quota):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     cgroup("0::/\n", cpu_dot_max=quota)
-    assert machine.cores() == len(os.sched_getaffinity(0))
+    assert machine.cores() == 8
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity can be set on Linux only")
@@ -338,9 +329,7 @@ def test_cores_are_those_this_process_may_use():
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
         "from ddp_lab.machine import cores; print(cores())"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout.strip() == "1"
 
 
@@ -348,7 +337,7 @@ def test_cores_are_those_this_process_may_use():
 
 
 def test_a_folder_for_runs_that_cannot_be_made_stops(pretend, monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
+    (tmp_path / "file").touch(mode=0o755)
     monkeypatch.setenv("DDP_LAB_HOME", str(tmp_path / "file" / "runs"))
     report = pretend()()
     assert report.stoppers == ["runs kept in"]
@@ -416,9 +405,7 @@ class TestNamespaces:
 
 @pytest.mark.parametrize("missing, item", [("tc", "ip, tc"), ("chrom", "chromium")])
 def test_a_missing_tool_has_a_cure_and_does_not_stop(pretend, monkeypatch, missing, item):
-    monkeypatch.setattr(
-        machine, "_which", lambda name: None if missing in name or "google" in name else f"/bin/{name}"
-    )
+    monkeypatch.setattr(machine, "_which", lambda name: None if missing in name or "google" in name else f"/bin/{name}")
     report = pretend()(full=True)
     assert "install" in row(report, item)["cure"]
     assert report.fit
