@@ -39,10 +39,12 @@ def main(folder: Path) -> int:
     processes.adopt_orphans()
     try:
         if work["kind"] == "torchrun":
-            watch(lifeline)
+            watch(lifeline, work["kernel"])
             return run_torchrun(work["argv"])
-        return run_command(work["argv"], folder / "rank0", lifeline)
+        return run_command(work["argv"], folder / "rank0", lifeline, work["kernel"])
     finally:
+        for number in guard.STOPPING:  # torchrun's handlers would raise in the midst of this
+            signal.signal(number, signal.SIG_IGN)
         processes.end_descendants()
 
 
@@ -55,9 +57,9 @@ def take_lifeline() -> int:
     return lifeline
 
 
-def watch(lifeline: int) -> None:
-    """From now on end this process and all it started when the lifeline ends."""
-    threading.Thread(target=_watch, args=(lifeline, os.getppid()), name="lifeline", daemon=True).start()
+def watch(lifeline: int, kernel: int) -> None:
+    """From now on end this process and all it started when the lifeline ends, or the kernel (a pid)."""
+    threading.Thread(target=_watch, args=(lifeline, kernel), name="lifeline", daemon=True).start()
 
 
 def _watch(lifeline: int, kernel: int) -> None:
@@ -76,6 +78,7 @@ def run_torchrun(argv: list[str]) -> int:
     from torch.distributed import run
 
     _keep_store_on_loopback()
+    os.environ["DDP_LAB_AGENT"] = str(os.getpid())  # for the guards: if it ends before they look, they can tell
     try:
         run.main(argv)
     except Exception as error:  # ChildFailedError and SignalException: the ranks' own files say more
@@ -84,14 +87,15 @@ def run_torchrun(argv: list[str]) -> int:
     return 0
 
 
-def run_command(argv: list[str], folder: Path, lifeline: int) -> int:
+def run_command(argv: list[str], folder: Path, lifeline: int, kernel: int) -> int:
     """Any other command, its output in files; returns its exit code (negative: the signal)."""
+    me = os.getpid()
     guard_pid = os.fork()  # a process of its own, as a rank's guard is: it outlives this one if this one is killed
     if guard_pid == 0:
         os.close(lifeline)
-        guard.leave_like(guard.run_guarded(lambda: _become(argv, folder), folder))
+        guard.leave_like(guard.run_guarded(lambda: _become(argv, folder), folder, me))
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(guard_pid, number))
-    watch(lifeline)
+    watch(lifeline, kernel)
     return os.waitstatus_to_exitcode(os.waitpid(guard_pid, 0)[1])
 
 
@@ -131,4 +135,6 @@ def _keep_store_on_loopback() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])) & 0xFF)
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code & 0xFF)  # no teardown: torch 2.14 aborts some healthy processes in it (see rank.leave)

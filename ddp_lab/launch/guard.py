@@ -22,21 +22,23 @@ PATIENCE = 0.8
 """Seconds from SIGTERM to SIGKILL: below torchrun's --shutdown-timeout of 1 s, after which it kills the guard."""
 
 _PARENT_CHECK = 0.1  # seconds between two looks whether the guard's own parent still lives
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def run_guarded(child_main: Callable[[], None], folder: Path) -> int:
+def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> int:
     """Fork; `child_main` runs in the child and must not return; the parent guards it.
+
+    `parent`: pid of the process that started the guard, as that process gave it. os.getppid() would not do: where the
+    parent was killed before it is asked, it names a stranger that lives on, and so would the child.
 
     Returns in the parent, when the child and all it started are gone, the child's status as `subprocess` gives it
     (-9 for SIGKILL). `folder` gets `guard.json` (the identities of both) and `exit.json`.
     """
-    parent = os.getppid()
     processes.adopt_orphans()
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     told: list[int] = []  # the signals that asked us to stop
-    old = {number: signal.signal(number, lambda n, _: told.append(n)) for number in _STOPPING}
+    old = {number: signal.signal(number, lambda n, _: told.append(n)) for number in STOPPING}
     old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     me = os.getpid()

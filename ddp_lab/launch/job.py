@@ -48,27 +48,31 @@ class Job:
         self.folder = folder
         self.ranks = range(ranks)
         self.expiry: Expiry | None = None
-        (folder / "agent.json").write_text(json.dumps(work))
-        with open(folder / "agent.log", "wb") as log:
+        self._env = env | {"DDP_LAB_RUN_DIR": str(folder)}
+        self._agent: subprocess.Popen | None = None
+        (folder / "agent.json").write_text(json.dumps(work | {"kernel": os.getpid()}))
+
+    def start(self) -> None:
+        """Start the agent. Only follow() does: an interrupt that came before it would leave the job to itself."""
+        with open(self.folder / "agent.log", "wb") as log:
             # In a session of its own, so that an interrupt from a terminal reaches the kernel alone.
             self._agent = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("agent.py")), str(folder)],
+                [sys.executable, str(Path(__file__).with_name("agent.py")), str(self.folder)],
                 stdin=subprocess.PIPE,  # the lifeline
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=env | {"DDP_LAB_RUN_DIR": str(folder)},
+                env=self._env,
                 start_new_session=True,
             )
-        self._agent_identity = _identity(self._agent.pid)
 
     @property
     def running(self) -> bool:
-        return self._agent.poll() is None
+        return self._agent is not None and self._agent.poll() is None
 
     @property
     def code(self) -> int | None:
         """The agent's exit code; None while it runs."""
-        return self._agent.poll()
+        return self._agent.poll() if self._agent else None
 
     def streams(self, rank: int) -> list[Tail]:
         """The tails of a rank's stdout and stderr. Its last traceback is left out: the error shows it."""
@@ -140,14 +144,17 @@ class Job:
 
     def stop(self) -> None:
         """End the job and all its processes, and return when they are gone. Harmless when it has ended."""
-        with contextlib.suppress(OSError):
-            self._agent.stdin.close()  # the end of its lifeline
+        if self._agent is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            # A child that the learner has forked in the kernel may hold the pipe too: closing is not enough.
+            self._agent.stdin.write(b"stop")
+            self._agent.stdin.close()
         deadline = time.monotonic() + _PATIENCE
         while self.running and time.monotonic() < deadline:
             time.sleep(_POLL)
         if self.running:
-            if self._agent_identity:
-                processes.send(self._agent_identity, signal.SIGKILL)
+            self._agent.kill()  # nobody has waited for it, so the pid is still its own
             self._agent.wait()
         # The guards see their parent go and end their ranks: they get a moment, then it is done for them.
         left = [known for rank in self.ranks for known in self._identities(rank).values() if known]
@@ -180,40 +187,41 @@ class Job:
 
 
 def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float | None, stall: float | None) -> None:
-    """Show the jobs while they run, and end those whose clocks run out (see Job.expiry). Afterwards nothing is left.
-
-    Raises Interrupted, after stopping them, when the learner interrupts.
+    """Start the jobs, show them while they run, end those whose clocks run out (see Job.expiry). Afterwards nothing
+    is left. Raises Interrupted, after stopping them, when the learner interrupts.
     """
     began = time.monotonic()
     pulse = _Pulse(jobs, began)
-    try:
-        while running := [job for job in jobs if job.running]:
-            heard = screen.update(progress.text())
-            now = time.monotonic()
-            pulse.look(now, heard)
-            if timeout is not None and now - began >= timeout:
-                reason, limit = "timeout", timeout
-            elif stall is not None and pulse.stopped(now, stall):
-                reason, limit = "stall", stall
-            else:
-                time.sleep(_POLL)
-                continue
-            with _uninterrupted():
+    spots = None
+    with _interrupts_noted() as interrupts:
+        try:
+            for job in jobs:
+                job.start()
+            while running := [job for job in jobs if job.running]:
+                heard = screen.update(progress.text())
+                now = time.monotonic()
+                pulse.look(now, heard)
+                if interrupts:
+                    spots = [spot for job in running for spot in job.where()[0]]
+                    break
+                if timeout is not None and now - began >= timeout:
+                    reason, limit = "timeout", timeout
+                elif stall is not None and pulse.stopped(now, stall):
+                    reason, limit = "stall", stall
+                else:
+                    time.sleep(_POLL)
+                    continue
                 for job in running:
                     job.expire(reason, limit)
                 break
-    except KeyboardInterrupt:
-        with _uninterrupted():
-            spots = [spot for job in jobs if job.running for spot in job.where()[0]]
+        finally:
             _end(jobs, screen, progress)
+    if spots is not None:
         table = describe_hang("stall", 0, spots).partition(" Where each rank stood:")[2]
         seconds = time.monotonic() - began
         raise Interrupted(
             f"interrupted after {seconds:.1f} s; nothing of the run is left. Where each rank stood:{table}"
-        ) from None
-    finally:
-        with _uninterrupted():
-            _end(jobs, screen, progress)
+        )
 
 
 def _end(jobs: list[Job], screen: Screen, progress: Progress) -> None:
@@ -266,23 +274,19 @@ class _Pulse:
 
 
 @contextlib.contextmanager
-def _uninterrupted():
-    """Hold interrupts off while processes are being ended: a second press of the button must not leave any."""
+def _interrupts_noted():
+    """Note interrupts in the list that is given, instead of a KeyboardInterrupt anywhere: in the midst of starting
+    or ending processes (think of a second press of the button) it would leave some.
+    """
+    noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield noted  # interrupts come to the main thread only
         return
-    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    old = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
-        yield
+        yield noted
     finally:
-        signal.signal(signal.SIGINT, old)
-
-
-def _identity(pid: int) -> processes.Identity | None:
-    try:
-        return processes.identity(pid)
-    except Exception:  # it ended at once: poll() tells
-        return None
+        signal.signal(signal.SIGINT, old or signal.SIG_DFL)  # None: a handler that Python cannot put back
 
 
 def _io(process) -> int:

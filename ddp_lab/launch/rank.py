@@ -36,7 +36,8 @@ def main() -> None:
     """The process that torchrun started: guards a child that runs the script, and ends as the child did."""
     folder = Path(os.environ.pop("DDP_LAB_RUN_DIR")) / f"rank{os.environ['RANK']}"
     os.environ["DDP_LAB_RANK_DIR"] = str(folder)
-    guard.leave_like(guard.run_guarded(lambda: run(sys.argv[1:], folder), folder))
+    agent = int(os.environ.pop("DDP_LAB_AGENT"))
+    guard.leave_like(guard.run_guarded(lambda: run(sys.argv[1:], folder), folder, agent))
 
 
 def run(target: list[str], folder: Path) -> None:
