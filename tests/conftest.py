@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-left_out, skipped = {}, {}  # name of a test -> why; the same with whether CI allows it
+allowed = {}  # what allowed_skips.txt says: pattern -> reason
+left_out, skipped = {}, {}  # name of a test -> why; name -> (why, whether it needs a GPU)
 
 
 def read_allowed(text):
@@ -33,10 +34,14 @@ def ci_forbids():
     """The names of this session's skips that fail it: none outside CI."""
     if os.environ.get("CI", "").lower() not in ("true", "1"):
         return []
-    return forbidden(skipped, read_allowed((HERE / "allowed_skips.txt").read_text()))
+    return forbidden(skipped, allowed)
 
 
 def pytest_sessionstart(session):
+    try:
+        allowed.update(read_allowed((HERE / "allowed_skips.txt").read_text()))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     os.chdir(HERE.parent)  # wherever the command was called from; pytest has resolved its own paths by now
 
 

@@ -30,7 +30,8 @@ def faults(notebook):
 
 def clean():
     cell = nbformat.v4.new_code_cell("1 + 1")
-    meta = {"kernelspec": {"name": "python3"}, "ddp_lab": {"runs": 0}, "execution": {"timeout": 60}}
+    kernel = {"name": "python3", "display_name": "Python 3"}
+    meta = {"kernelspec": kernel, "ddp_lab": {"runs": 0}, "execution": {"timeout": 60}}
     return nbformat.v4.new_notebook(cells=[cell], metadata=meta)
 
 
