@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
-from ddp_lab.launch.job import Job, follow
+from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color
 from ddp_lab.launch.result import Run
 from ddp_lab.launch.torchrun import check_arguments, check_clocks, check_env, require_system, shown_ranks
@@ -66,9 +66,13 @@ def commands(
     progress = Progress([run.dir / "rank0" / "progress.jsonl" for run in runs])
     try:
         follow(jobs, screen, progress, timeout, stall)
-    finally:
+    except Interrupted as stop:
         for run in runs:
-            run.seconds = time.monotonic() - began
+            run.seconds, run.error, stop.run = time.monotonic() - began, stop, runs[0]
+            folders.finish(run.dir, {"outcome": "interrupted", "seconds": run.seconds, "command": run.command})
+        raise
+    for run in runs:
+        run.seconds = time.monotonic() - began
     for run, job in zip(runs, jobs, strict=True):
         run.error = outcome.judge(run, job, failures.CommandError)
     outcome.deliver(runs, expect, check, 1)

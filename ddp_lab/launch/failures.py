@@ -31,6 +31,9 @@ _SIGNALS = {
 }
 
 
+_LONGEST_MESSAGE = 20_000  # characters of an error's message that a cell shows
+
+
 class RankError(LabError, RuntimeError):
     """A rank failed. `.run`, `.rank`, `.file` and `.line` (None where no line is known) say where."""
 
@@ -109,10 +112,17 @@ class Failure:
         if self.error:
             return f"{self.error['type']}: {self.error['message']}".rstrip(": ")
         if self.code is not None and self.code < 0:
-            return _SIGNALS.get(-self.code, f"was ended by signal {-self.code} ({signal.Signals(-self.code).name})")
+            return _SIGNALS.get(-self.code) or f"was ended by signal {-self.code}{_name(-self.code)}"
         if self.code is None:
             return "left no sign of how it ended"
         return f"ended with exit code {self.code} and no exception (os._exit?)"
+
+
+def _name(number: int) -> str:
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:  # real-time signals have no names
+        return ""
 
 
 def read(folder: Path, rank: int) -> Failure:
@@ -165,9 +175,15 @@ def describe(cause: Failure, ends: list[Failure]) -> str:
     if place:
         parts.append(_calls(cause) + excerpt(place))
     if cause.error:
-        parts.append(cause.what)
+        what = cause.what
+        if len(what) > _LONGEST_MESSAGE:
+            what = f"{what[:_LONGEST_MESSAGE]} … ({len(what):,} characters)"
+        parts.append(what)
     others = [_other(end) for end in ends if end is not cause and end.rank not in stopped]
-    parts.append("\n".join([*filter(None, others), f"Whole logs: run.ranks[{cause.rank}].stderr"]))
+    left = [end.rank for end in ends if end.ended_well]
+    if cause.echo and left:
+        others.append(f"Usual cause: {_ranks(left)} made fewer collectives than the others, which waited in vain.")
+    parts.append("\n".join([*others, f"Whole logs: run.ranks[{cause.rank}].stderr"]))
     return "\n\n".join(parts)
 
 
@@ -227,7 +243,8 @@ def describe_hang(reason: str, limit: float, where: list[dict]) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     table = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "\n\n".join(filter(None, [f"{head} Where each rank stood:", table, _usual_cause(where)]))
+    last = "\n".join(filter(None, [_usual_cause(where), "Whole stacks: run.ranks[r].stack"]))
+    return "\n\n".join([f"{head} Where each rank stood:", table, last])
 
 
 def _usual_cause(where: list[dict]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddp_lab.errors import InputError
 from ddp_lab.launch import failures, folders, ledger
 from ddp_lab.launch.job import Job
 from ddp_lab.launch.result import Rank, Run
@@ -10,21 +11,19 @@ from ddp_lab.launch.result import Rank, Run
 def judge(run: Run, job: Job, kind: type[failures.RankError]) -> Exception | None:
     """The error that a finished job amounts to, None if it went well. `kind`: RankError, CommandError for commands."""
     if not run.dir.is_dir():
-        from ddp_lab.errors import InputError
-
-        return InputError(
-            f"the run's folder {run.dir} was removed while it ran, and its results with it. Run it again."
-        )
+        gone = InputError(f"the run's folder {run.dir} was removed while it ran, and its results with it. Run it again.")
+        gone.run = run
+        return gone
     if job.expiry:
-        text = failures.describe_hang(job.expiry.reason, job.expiry.limit, job.expiry.where)
-        return failures.HangError(text, run, job.expiry.reason, job.expiry.where, job.expiry.dumps)
+        # Only ranks can say where they stand; another command cannot.
+        where = [] if kind is failures.CommandError else job.expiry.where
+        text = failures.describe_hang(job.expiry.reason, job.expiry.limit, where)
+        return failures.HangError(text, run, job.expiry.reason, where, job.expiry.dumps)
     ends = [failures.read(run.dir, rank) for rank in job.ranks]
     if job.code == 0 and all(end.ended_well for end in ends):
         return None
-    if all(end.code is None and end.error is None for end in ends):
-        return failures.LaunchError(_launch_report(run, job))
     cause = failures.root_cause(ends)
-    if cause is None:
+    if cause is None or all(end.code is None and end.error is None for end in ends):
         return failures.LaunchError(_launch_report(run, job))
     place = cause.place or {}
     if kind is failures.CommandError:
@@ -53,9 +52,7 @@ def deliver(runs: list[Run], expect: str | None, check: bool, nproc: int) -> Non
             said = "failed"
         if said:
             print(f"{said}:\n\n{error}\n")
-        reporting = (
-            sum(bool(rank.records or rank.stdout or rank.stderr) for rank in run.ranks) if run.dir.is_dir() else 0
-        )
+        reporting = sum(map(_has_reported, run.ranks)) if run.dir.is_dir() else 0
         ledger.write("run", script=run.name, nproc=nproc, ranks=reporting, outcome=outcome)
         folders.finish(run.dir, {"outcome": outcome, "seconds": run.seconds, "command": run.command})
     if raised is not None:
@@ -78,7 +75,7 @@ def sought(error: Exception) -> str:
 def _launch_report(run: Run, job: Job) -> str:
     log = (run.dir / "agent.log").read_text(errors="replace").strip()
     tail = "\n".join(log.splitlines()[-15:]) or "(it said nothing)"
-    return f"torchrun ended with exit code {job.code} and no rank says why. The end of its own output:\n\n{tail}"
+    return f"{run.name} was not run to its end: its launcher ended with exit code {job.code}, saying:\n\n{tail}"
 
 
 def _command_report(run: Run, cause: failures.Failure) -> str:
