@@ -27,10 +27,10 @@ def main():
         x = torch.randn(32, 4)
         y = x.sum(1, keepdim=True) + 0.2 * rank / world_size * torch.randn(32, 1)  # noisier on higher ranks
         loss = (model(x) - y).square().mean()
+        worker.log(step=step, loss=loss)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        worker.log(step=step, loss=loss)
 
         mean = loss.detach().clone()
         dist.all_reduce(mean)  # the same sum on all ranks, so the same answer to the question below
