@@ -46,7 +46,9 @@ def roles(of):
             if parent is not None:
                 role[process.pid] = below.get(tell(parent), "other")
             else:
-                role[process.pid] = "agent" if any(p.endswith("launch/agent.py") for p in process.cmdline()) else "other"
+                role[process.pid] = (
+                    "agent" if any(p.endswith("launch/agent.py") for p in process.cmdline()) else "other"
+                )
         return role[process.pid]
 
     for process in of.values():

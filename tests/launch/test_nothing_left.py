@@ -1,5 +1,6 @@
 """However a run ends, and whatever its ranks are at, no process of it is left after 3 seconds."""
 
+import importlib
 import json
 import os
 import signal
@@ -9,14 +10,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
-from kernels import LIMIT, MARK, READY, Emptying, end, kernel, marked, roles
+from kernels import LIMIT, MARK, READY, Emptying, end, kernel, marked
 from waiting import wait_for
 
 import ddp_lab as lab
-from ddp_lab.launch import processes
 
 ASLEEP = """
 import time
@@ -105,7 +104,7 @@ def test_the_quick_cases_cover_every_way_and_every_state():
 
 
 def empties(children, way, record_property):
-    """Do `way`, and assert that no child is left in time."""
+    """Do `way`, and assert that no child is left in time, and that none comes back."""
     emptying = Emptying(children)
     emptying.begin()
     way()
@@ -113,6 +112,7 @@ def empties(children, way, record_property):
     record_property("seconds_until_empty", emptying.seconds)
     print(f"empty after {emptying.seconds and round(emptying.seconds, 2)} s")
     assert not left, f"left after {LIMIT} s:\n" + "\n".join(left)
+    assert not children()
 
 
 @pytest.mark.parametrize(("way", "state"), MATRIX)
@@ -160,3 +160,128 @@ def test_the_same_check_catches_a_torchrun_started_by_plain_popen(tmp_path):
             assert len(emptying.end()) == 3
         finally:
             end(started)
+
+
+DAEMON = """
+import os, sys, time
+from pathlib import Path
+
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execvp("sleep", ["sleep", "600"])
+    os._exit(0)
+os.wait()
+while not Path("go").exists():
+    time.sleep(0.02)
+print("ended by itself")
+"""
+
+
+@pytest.mark.parametrize("way", ["its normal end", "interrupt", "agent killed", "kernel killed"])
+def test_a_command_leaves_no_daemon(way, tmp_path, record_property):
+    (tmp_path / "script.py").write_text(DAEMON)
+    ways = WAYS | {"its normal end": lambda kernel, agent: (tmp_path / "go").touch()}
+    with kernel(tmp_path) as it:
+        cell = it.send("import ddp_lab as lab; lab.command('python', 'script.py', timeout=None, stall=None)")
+        # The agent, its guard, the command, and the grandchild in a session of its own, which the guard has adopted.
+        wait_for(lambda: it.counts() == Counter(agent=1, guard=1, rank=2), READY, "the command and its daemon live")
+        assert "sleep" in {p.name() for p in it.roles()["rank"]}
+        (agent,) = it.roles()["agent"]
+
+        empties(it.children, lambda: ways[way](it, agent), record_property)
+
+        if way != "kernel killed":
+            name, _, printed = it.finish(cell)
+            assert (name is None) == (way == "its normal end")
+            assert printed.count("ended by itself") == (way == "its normal end")
+            assert it.run("print(6 * 7)") == "42\n"
+
+
+FORKING = """
+import multiprocessing, threading, time, ddp_lab as lab
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+threading.Thread(target=lambda: (time.sleep(1), child.start())).start()
+lab.command("sleep", "600", timeout=None, stall=None)
+"""
+
+
+@pytest.mark.parametrize("way", ["interrupt", "kernel killed"])
+def test_a_child_that_the_kernel_has_forked_does_not_keep_a_run_alive(way, tmp_path, record_property):
+    with kernel(tmp_path) as it:
+        it.send(FORKING)
+        wait_for(lambda: it.counts() == Counter(agent=1, guard=1, rank=1), READY, "the command lives")
+        # It holds the kernel's end of the lifeline too.
+        wait_for(lambda: len(marked(it.mark)) == 5, READY, "the kernel has forked")
+        (agent,) = it.roles()["agent"]
+        empties(it.children, lambda: WAYS[way](it, agent), record_property)
+
+
+def test_more_presses_of_the_stop_button_do_no_harm(tmp_path, record_property):
+    (tmp_path / "script.py").write_text("print('here I am', flush=True)\n" + STUBBORN)
+    with kernel(tmp_path) as it:
+        cell = it.send("import ddp_lab as lab; lab.command('python', 'script.py', timeout=None, stall=None)")
+        wait_for(lambda: it.counts() == Counter(agent=1, guard=1, rank=1), READY, "the command lives")
+        wait_for(lambda: (it.folder() / "rank0/stdout.log").read_text() == "here I am\n", READY, "it has printed")
+
+        def press():
+            began = time.monotonic()
+            while it.children() and time.monotonic() - began < LIMIT:
+                it.interrupt()
+                time.sleep(0.01)
+
+        empties(it.children, press, record_property)
+        name, _, printed = it.finish(cell)
+        assert name in ("Interrupted", "KeyboardInterrupt")
+        assert printed.count("here I am") == 1
+        assert it.run("print(6 * 7)") == "42\n"
+
+
+def test_an_interrupt_before_the_watch_begins_starts_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("DDP_LAB_HOME", str(tmp_path))
+    monkeypatch.setenv(MARK, "early")
+    monkeypatch.setattr(importlib.import_module("ddp_lab.launch.command"), "Screen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lab.command("sleep", "600")
+    assert not marked("early")
+
+
+def test_a_guard_whose_parent_was_killed_before_it_looked_ends_its_rank(tmp_path):
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "script.py").write_text(ASLEEP)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    env = {**os.environ, "RANK": "0", "DDP_LAB_RUN_DIR": str(tmp_path), "DDP_LAB_AGENT": str(gone.pid), MARK: "late"}
+    rank = Path(lab.__file__).parent / "launch" / "rank.py"
+    guard = subprocess.Popen([sys.executable, str(rank), str(tmp_path / "script.py")], env=env)
+    try:
+        assert guard.wait(READY) == -signal.SIGKILL
+        assert json.loads((tmp_path / "rank0/guard.json").read_text())["guard"][0] == guard.pid  # it did start
+        assert not marked("late")
+    finally:
+        end([(p.pid, p.create_time()) for p in marked("late").values()])
+
+
+FORKS_AND_ENDS = """
+import os, time
+
+if os.fork() == 0:
+    os.setsid()
+    print("I live on as", os.getpid(), flush=True)
+    time.sleep(600)
+time.sleep(0.5)
+"""
+
+
+def test_a_rank_that_forks_and_ends_has_ended_well_and_its_child_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(FORKS_AND_ENDS)
+    monkeypatch.setenv("DDP_LAB_HOME", str(tmp_path))
+    monkeypatch.setenv(MARK, "forks")
+    run = lab.torchrun(tmp_path / "script.py", show="none", stall=None)
+    assert run.ok and [rank.exitcode for rank in run.ranks] == [0, 0]
+    children = [int(rank.stdout.split()[-1]) for rank in run.ranks]
+    assert len(set(children)) == 2  # they did live
+    assert not any(map(psutil.pid_exists, children)) and not marked("forks")
