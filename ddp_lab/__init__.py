@@ -22,7 +22,7 @@ _HOMES = {
     "ExpectationError": "launch.failures",
     "RunGoneError": "launch.result",
     "InputError": "errors",
-    "machine": "machine",
+    "machine": "doctor",
     "check": "checks",
     "source": "catalog",
     "diff": "catalog",

@@ -13,7 +13,7 @@ def main(argv=None):
         parser.print_help()
         return 0
 
-    from .machine import SETUP, machine
+    from ddp_lab.doctor import SETUP, machine
 
     try:
         report = machine(full=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from ddp_lab import limits
+
 # What another launcher, an earlier cell or the kernel itself may have left behind.
 _STALE = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
@@ -12,13 +14,6 @@ _STALE = {
     *("FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "PYTEST_CURRENT_TEST", "PYTHONSTARTUP"),
 }
 _STALE_PREFIXES = ("PET_", "TORCHELASTIC_", "JPY_")
-
-
-def cores() -> int:
-    """The CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def clean() -> dict[str, str]:
@@ -38,7 +33,7 @@ def clean_path() -> dict[str, str]:
 def of_ranks(nproc: int) -> dict[str, str]:
     """The environment of `nproc` ranks on this machine, without the learner's own settings."""
     env = clean()
-    env["OMP_NUM_THREADS"] = str(max(1, cores() // nproc))
+    env["OMP_NUM_THREADS"] = str(max(1, limits.cores() // nproc))
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         env.setdefault(name, loopback)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ddp_lab import catalog, gpus
+from ddp_lab import catalog, gpus, limits
 from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
@@ -20,7 +20,6 @@ from ddp_lab.launch.output import Progress, Screen, colored, rank_color
 from ddp_lab.launch.result import Run, plural
 
 MOST_RANKS = 64
-_RANK_MEMORY = 250e6  # bytes that a rank takes at least once torch is imported (CUDA build, on the CPU)
 _QUIET = "#6E7781"
 
 
@@ -50,13 +49,13 @@ def torchrun(
 
     Raises RankError, HangError, ExpectationError, LaunchError; InputError for arguments that cannot be used.
     """
+    require_system()
     target, name = _target(script)
     return launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check)
 
 
 def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, cell=None) -> Run:
     """What torchrun() and %%torchrun share. `cell`: source to be saved in the run's folder under `name`, and run."""
-    require_system()
     check_arguments(args)
     check_nproc(nproc)
     check_clocks(timeout, stall)
@@ -64,8 +63,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     settings = check_env(env)
     if warm:
         raise InputError("warm=True: starting from a warm server is not there yet. Leave warm out.")
-    if not (expect is None or isinstance(expect, str)):
-        raise InputError(f"expect={expect!r} is not a text. Give a part of the error's message, such as expect='nan'.")
+    check_expect(expect)
     if importlib.util.find_spec("torch") is None:
         raise InputError(
             f"torch is not installed for {sys.executable}. Start JupyterLab with `python3 scripts/lab.py`, "
@@ -193,12 +191,10 @@ def check_nproc(nproc: int) -> None:
         raise InputError(f"nproc={nproc!r} is not a whole number. Write nproc=2.")
     if not 1 <= nproc <= MOST_RANKS:
         raise InputError(f"nproc={nproc}: a run has 1 to {MOST_RANKS} ranks.")
-    import psutil
-
-    room = int(psutil.virtual_memory().available // _RANK_MEMORY)
+    room = limits.memory()[0] // limits.RANK_MEMORY
     if nproc > max(1, room):
         raise InputError(
-            f"nproc={nproc}: the free memory carries about {room} ranks ({_RANK_MEMORY / 1e6:.0f} MB each). "
+            f"nproc={nproc}: the free memory carries about {room} ranks ({limits.RANK_MEMORY >> 20} MiB each). "
             "Take fewer, or close other programs."
         )
 
@@ -209,6 +205,11 @@ def check_clocks(timeout: float | None, stall: float | None) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise InputError(f"{name}={value!r} is not a number of seconds above 0. None means no limit.")
+
+
+def check_expect(expect: str | None) -> None:
+    if not (expect is None or isinstance(expect, str)) or expect == "":
+        raise InputError(f"expect={expect!r} is no text to look for. Give a part of the error, such as expect='nan'.")
 
 
 def shown_ranks(show: str | int | Iterable[int], nproc: int) -> set[int] | None:

@@ -1,7 +1,6 @@
 """`lab.machine()` and `python -m ddp_lab doctor`: what is found, what it means, and the cure."""
 
 import html
-import importlib
 import os
 import re
 import subprocess
@@ -13,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_lab import gpus
+from ddp_lab import doctor, gpus
 
-machine = importlib.import_module("ddp_lab.machine")
 GIB = 2**30
 ROOT = Path(__file__).parents[1]
 A100 = gpus.GPU(0, "GPU-0", "NVIDIA A100", 40960)
@@ -30,13 +28,13 @@ def pretend(monkeypatch, tmp_path):
 
     def change(torch=CPU, torchvision="0.29.1", devices=(), problem=None, cores=4, free=16, total=16, disk=100):
         versions = {"torch": torch, "torchvision": torchvision}
-        monkeypatch.setattr(machine, "_version", versions.get)
+        monkeypatch.setattr(doctor, "_version", versions.get)
         monkeypatch.setattr(gpus, "_installed", lambda: (tuple(devices), problem))
-        monkeypatch.setattr(machine, "cores", lambda: cores)
-        monkeypatch.setattr(machine, "memory", lambda: (int(free * GIB), int(total * GIB)))
+        monkeypatch.setattr(doctor, "cores", lambda: cores)
+        monkeypatch.setattr(doctor, "memory", lambda: (int(free * GIB), int(total * GIB)))
         usage = namedtuple("usage", "total used free")(int(disk * GIB), 0, int(disk * GIB))
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
-        return machine.machine
+        monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+        return doctor.machine
 
     change()
     return change
@@ -47,9 +45,9 @@ def row(report, item):
     return found
 
 
-def doctor(*args, **env):
-    command = [sys.executable, "-m", "ddp_lab", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=30)
+def command(*args, **env):
+    argv = [sys.executable, "-m", "ddp_lab", *args]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=30)
 
 
 # The report
@@ -97,7 +95,7 @@ def test_what_is_found_is_escaped_in_html(pretend):
     page = pretend(problem="nvidia-smi says: <script>alert(1)</script> & more", torch=None)()._repr_html_()
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in page
     assert "<script>" not in page
-    assert f"torch{html.escape(machine.torch_pin())}" in page  # in a cure too
+    assert f"torch{html.escape(doctor.torch_pin())}" in page  # in a cure too
 
 
 def test_html_and_text_tell_the_same(pretend, monkeypatch):
@@ -112,21 +110,15 @@ def test_html_and_text_tell_the_same(pretend, monkeypatch):
 
 def test_the_page_brings_no_colour_but_that_of_the_signs(pretend):
     page = pretend(torch="2.15.0", total=1, free=1)()._repr_html_()
-    assert set(re.findall(r"#[0-9a-f]{3,6}", page)) == {colour for _, colour in machine._SIGNS.values()}
+    assert set(re.findall(r"#[0-9a-f]{3,6}", page)) == {colour for _, colour in doctor._SIGNS.values()}
     cells = re.findall(r"<t[rd] [^>]+>", page)
     assert cells and all("background:none" in cell for cell in cells)  # undoes JupyterLab's stripes
-
-
-def test_lab_machine_can_be_called_also_after_its_module_was_imported():
-    code = "import ddp_lab.machine, ddp_lab as lab; print(type(lab.machine()).__name__)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert answer.stdout.strip() == "Report"
 
 
 def test_it_is_quick_and_imports_no_torch():
     code = (
         "import sys, time; start = time.perf_counter()\n"
-        "from ddp_lab.machine import machine; machine(); machine(full=True)\n"
+        "from ddp_lab.doctor import machine; machine(); machine(full=True)\n"
         "print(time.perf_counter() - start, 'torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
@@ -143,7 +135,7 @@ def test_a_missing_torch_stops_and_says_how_to_get_the_right_one(pretend):
     assert report.stoppers == ["torch"]
     assert not report.fit
     assert "scripts/lab.py" in row(report, "torch")["cure"]
-    assert machine.torch_pin() in row(report, "torch")["cure"]
+    assert doctor.torch_pin() in row(report, "torch")["cure"]
     assert sys.executable.rpartition("/")[2] in row(report, "torch")["means"]  # often it is the wrong kernel
     assert "backends" not in [row["item"] for row in report.rows]
 
@@ -151,27 +143,27 @@ def test_a_missing_torch_stops_and_says_how_to_get_the_right_one(pretend):
 @pytest.mark.parametrize("version", ["2.14.1", CPU, CUDA, "2.14.9", "2.14.2rc1"])
 def test_a_torch_of_the_pinned_series_needs_no_note(pretend, version):
     pretend(torch=version)
-    assert machine.versions_note() is None
+    assert doctor.versions_note() is None
 
 
 @pytest.mark.parametrize("version", ["2.13.0", "2.14.0", "2.15.0", "2.15.0.dev20260101+cpu", "2.14.1a0+git1", "odd"])
 def test_another_torch_is_named_beside_the_pin_and_does_not_stop(pretend, version):
     report = pretend(torch=version)()
-    for text in (machine.versions_note(), row(report, "torch")["means"]):
+    for text in (doctor.versions_note(), row(report, "torch")["means"]):
         assert version in text
-        assert machine.torch_pin() in text
+        assert doctor.torch_pin() in text
     assert report.fit
 
 
 def test_a_missing_torch_has_no_versions_to_compare(pretend):
     pretend(torch=None)
-    assert machine.versions_note() is None
+    assert doctor.versions_note() is None
 
 
 def test_the_pin_is_that_of_the_installed_distribution(monkeypatch):
     needs = ["torchvision>=0.1", "torch<9.2,>=9.1", 'torch==1; extra == "x"']
     monkeypatch.setattr(metadata, "requires", lambda name: needs if name == "ddp-lab" else None)
-    assert machine.torch_pin() == ">=9.1,<9.2"
+    assert doctor.torch_pin() == ">=9.1,<9.2"
 
 
 def test_the_pin_falls_back_to_that_of_pyproject_where_nothing_is_installed(monkeypatch):
@@ -179,7 +171,7 @@ def test_the_pin_falls_back_to_that_of_pyproject_where_nothing_is_installed(monk
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert f'"torch{machine.torch_pin()}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'"torch{doctor.torch_pin()}"' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +189,7 @@ def test_the_pin_falls_back_to_that_of_pyproject_where_nothing_is_installed(monk
 def test_backends(pretend, monkeypatch, version, nccl, devices, found, words):
     report = pretend(torch=version, devices=[A100] * devices)
     installed = {"torch": version, "torchvision": "0.29.1", "nvidia-nccl-cu13": nccl}
-    monkeypatch.setattr(machine, "_version", installed.get)
+    monkeypatch.setattr(doctor, "_version", installed.get)
     backends = row(report(), "backends")
     assert backends["found"] == found
     assert words in backends["means"]
@@ -237,7 +229,7 @@ def test_a_broken_driver_is_shown_in_its_own_words(pretend):
     [
         ({"cores": 2}, 2),
         ({"cores": 1}, 1),
-        ({"cores": 64}, machine.MOST_RANKS),
+        ({"cores": 64}, doctor.MOST_RANKS),
         ({"cores": 8, "free": 1.6}, 3),  # memory carries three
         ({"cores": 16, "devices": [A100] * 4}, 4),
         ({"cores": 4, "devices": [A100]}, 4),  # two ranks cannot share the one GPU, so they are on the CPU
@@ -246,7 +238,7 @@ def test_a_broken_driver_is_shown_in_its_own_words(pretend):
 )
 def test_sensible_ranks(pretend, change, ranks):
     report = pretend(**change)()
-    assert machine.sensible_ranks() == ranks
+    assert doctor.sensible_ranks() == ranks
     assert row(report, "ranks")["found"].startswith(f"{ranks} ")
 
 
@@ -259,78 +251,6 @@ def test_a_full_memory_is_a_note_only(pretend):
     assert report.fit
     assert "717 MiB free of 8.0 GiB" == row(report, "memory")["found"]
     assert not row(report, "memory")["ok"]
-
-
-@pytest.fixture
-def cgroup(tmp_path, monkeypatch):
-    """Pretends the cgroup lines of this process and files under /sys/fs/cgroup."""
-
-    def make(lines, **files):
-        monkeypatch.setattr(machine, "CGROUPS", tmp_path)
-        monkeypatch.setattr(machine, "OWN_CGROUP", tmp_path / "own")
-        (tmp_path / "own").write_text(lines)
-        for name, text in files.items():
-            path = tmp_path / name.replace("__", "/").replace("_dot_", ".")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-
-    return make
-
-
-def test_a_containers_memory_limit_counts_and_its_file_cache_does_not(cgroup):
-    gib = lambda n: f"{n * GIB}\n"  # noqa: E731
-    stat = f"anon 5\ninactive_file {GIB // 2}\n"
-    cgroup("0::/pod/me\n", pod__memory_dot_max=gib(1), pod__memory_dot_current=gib(1), pod__memory_dot_stat=stat)
-    assert machine.memory() == (GIB // 2, GIB)
-
-
-def test_a_memory_limit_of_the_older_cgroups_counts(cgroup):
-    files = {
-        "memory__memory_dot_limit_in_bytes": str(GIB),
-        "memory__memory_dot_usage_in_bytes": str(GIB // 4),
-    }
-    cgroup("4:cpu,cpuacct:/x\n3:memory:/docker/abc\n", **files)
-    assert machine.memory() == (GIB * 3 // 4, GIB)
-
-
-def test_without_a_limit_the_whole_memory_counts(cgroup):
-    import psutil
-
-    cgroup("0::/\n", memory_dot_max="max\n", memory_dot_current="5\n")
-    assert machine.memory()[1] == psutil.virtual_memory().total
-
-
-@pytest.mark.parametrize(
-    "lines, files",
-    [
-        ("0::/a/b\n", {"a__cpu_dot_max": "120000 100000\n"}),
-        (
-            "2:cpu,cpuacct:/d\n",
-            {"cpu,cpuacct__cpu_dot_cfs_quota_us": "190000", "cpu,cpuacct__cpu_dot_cfs_period_us": "100000"},
-        ),
-    ],
-)
-def test_a_containers_cpu_quota_counts_rounded_up(cgroup, monkeypatch, lines, files):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    cgroup(lines, **files)
-    assert machine.cores() == 2
-
-
-@pytest.mark.parametrize("quota", ["max 100000\n", "99000000 100000\n"])
-def test_a_quota_above_the_cores_changes_nothing(cgroup, monkeypatch, quota):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    cgroup("0::/\n", cpu_dot_max=quota)
-    assert machine.cores() == 8
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity can be set on Linux only")
-def test_cores_are_those_this_process_may_use():
-    code = (
-        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-        "from ddp_lab.machine import cores; print(cores())"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert answer.stdout.strip() == "1"
 
 
 # Room and tools
@@ -364,7 +284,7 @@ def unshare(tmp_path, monkeypatch):
         (tmp_path / "unshare").write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / "unshare").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setattr(machine, "SETTINGS", tmp_path)
+        monkeypatch.setattr(doctor, "SETTINGS", tmp_path)
 
     return make
 
@@ -391,7 +311,7 @@ class TestNamespaces:
         assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in cure
 
     def test_a_stuck_try_is_given_up(self, pretend, unshare, monkeypatch):
-        monkeypatch.setattr(machine, "TRY", 0.2)
+        monkeypatch.setattr(doctor, "TRY", 0.2)
         unshare("exec sleep 30")
         start = time.monotonic()
         assert row(pretend()(full=True), "namespaces")["found"] == "no"
@@ -405,7 +325,7 @@ class TestNamespaces:
 
 @pytest.mark.parametrize("missing, item", [("tc", "ip, tc"), ("chrom", "chromium")])
 def test_a_missing_tool_has_a_cure_and_does_not_stop(pretend, monkeypatch, missing, item):
-    monkeypatch.setattr(machine, "_which", lambda name: None if missing in name or "google" in name else f"/bin/{name}")
+    monkeypatch.setattr(doctor, "_which", lambda name: None if missing in name or "google" in name else f"/bin/{name}")
     report = pretend()(full=True)
     assert "install" in row(report, item)["cure"]
     assert report.fit
@@ -415,8 +335,8 @@ def test_a_missing_tool_has_a_cure_and_does_not_stop(pretend, monkeypatch, missi
 
 
 def test_doctor_prints_the_full_report(tmp_path):
-    answer = doctor("doctor", DDP_LAB_HOME=str(tmp_path))
-    report = machine.machine(full=True)
+    answer = command("doctor", DDP_LAB_HOME=str(tmp_path))
+    report = doctor.machine(full=True)
     assert answer.returncode == (0 if report.fit else 2)
     for row in report.rows:
         assert re.search(rf"^(ok|note|STOP) +{row['item']}", answer.stdout, re.M)
@@ -425,7 +345,7 @@ def test_doctor_prints_the_full_report(tmp_path):
 
 def test_doctor_exits_2_on_an_unfit_machine(tmp_path):
     (tmp_path / "file").touch()
-    answer = doctor("doctor", DDP_LAB_HOME=str(tmp_path / "file" / "runs"))
+    answer = command("doctor", DDP_LAB_HOME=str(tmp_path / "file" / "runs"))
     assert answer.returncode == 2
     assert re.search("^STOP  runs kept in", answer.stdout, re.M)
     assert "cannot run the course yet. In the way: runs kept in" in answer.stdout
@@ -440,12 +360,12 @@ def test_doctor_on_a_bare_python_says_what_to_do():
 
 
 def test_no_command_prints_the_usage():
-    answer = doctor()
+    answer = command()
     assert answer.returncode == 0
     assert "doctor" in answer.stdout
 
 
 def test_an_unknown_command_exits_2_and_is_named():
-    answer = doctor("docter")
+    answer = command("docter")
     assert answer.returncode == 2
     assert "docter" in answer.stderr

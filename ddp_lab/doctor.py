@@ -1,13 +1,11 @@
 """What this machine offers and what that changes: `lab.machine()` and `python -m ddp_lab doctor`.
 
 Nothing here imports torch or touches a device: versions come from the installed packages' metadata, GPUs
-from `ddp_lab.gpus`. The module can be called, so that `lab.machine()` works whether `lab.machine` is this
-module or the function in it: importing a submodule binds its name in the package.
+from `ddp_lab.gpus`.
 """
 
 import functools
 import html
-import math
 import os
 import platform
 import re
@@ -15,19 +13,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import types
 from pathlib import Path
 
-from . import gpus
+from ddp_lab import gpus
+from ddp_lab.limits import GIB, RANK_MEMORY, cores, memory, read_text
 
 # The torch that every statement of the course was asserted on; pyproject.toml has the same pin and wins.
 TORCH = ">=2.14.1,<2.15"
-GIB = 2**30
-# Host memory of a rank that has run a backward pass through DDP, measured on CPU: 0.4 GiB of its own and
-# a share of torch's libraries.
-RANK_MEMORY = GIB // 2
 MOST_RANKS = 8  # a course of small models learns nothing from more
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 SETTINGS = Path("/proc/sys")
 TRY = 3  # seconds for an attempt to make a namespace; it takes milliseconds
 SETUP = "python3 scripts/lab.py"
@@ -137,35 +130,6 @@ def torch_pin():
     pins = [need.specifier for need in map(Requirement, needs) if need.name == "torch" and need.specifier]
     # The specifier sorts its parts by itself; the lower bound first is what people write.
     return ",".join(sorted(map(str, pins[0]), key=lambda part: part[0] != ">")) if pins else TORCH
-
-
-def cores():
-    """How many cores this process may use: its affinity, and a container's quota rounded up."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for folder in _cgroups("cpu"):
-        v1 = _text(folder / "cpu.cfs_quota_us") + " " + _text(folder / "cpu.cfs_period_us")
-        quota, _, period = (_text(folder / "cpu.max") or v1).partition(" ")
-        if quota.isdecimal() and period.isdecimal():  # no quota: "max" in v2, -1 in v1
-            allowed = min(allowed, math.ceil(int(quota) / int(period)))
-    return max(1, allowed)
-
-
-def memory():
-    """(available, total) bytes of memory for this process, a container's limit included."""
-    import psutil
-
-    ram = psutil.virtual_memory()
-    available, total = ram.available, ram.total
-    for folder in _cgroups("memory"):
-        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
-        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes")
-        if limit.isdecimal() and used.isdecimal() and int(limit) < ram.total:
-            # The kernel gives file cache back on demand, so it is not in the way.
-            stat = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.M))
-            cache = stat.get("total_inactive_file", stat.get("inactive_file", 0))
-            free = int(limit) - int(used) + int(cache)
-            available, total = min(available, max(free, 0)), min(total, int(limit))
-    return available, total
 
 
 def sensible_ranks():
@@ -398,7 +362,7 @@ def _no_namespaces():
         "user.max_user_namespaces": ("0", "10000"),  # RHEL
     }
     for name, (forbids, allows) in switches.items():
-        if _text(SETTINGS / name.replace(".", "/")) == forbids:
+        if read_text(SETTINGS / name.replace(".", "/")) == forbids:
             return f"`sudo sysctl -w {name}={allows}` allows them until the next boot."
     return "In Docker: `docker run --security-opt seccomp=unconfined --cap-add SYS_ADMIN`."
 
@@ -436,27 +400,9 @@ def _has_nccl():
     return any(_version(re.match(r"[\w.-]+", need)[0]) for need in needs if need.startswith("nvidia-nccl"))
 
 
-def _cgroups(controller):
-    """This process's cgroup folder for a controller (v2, v1) and all above it: any limit of theirs binds."""
-    for line in _text(OWN_CGROUP).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        base = CGROUPS / controllers  # v2 has one tree for all controllers and leaves the name empty
-        own = base / path.lstrip("/")
-        yield from (folder for folder in (own, *own.parents) if base in (folder, *folder.parents))
-
-
 def _which(program):
     # Debian keeps ip and tc in a folder that is not on everybody's PATH.
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
-
-
-def _text(path):
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 # Words
@@ -488,11 +434,3 @@ def _home_short(path):
 def _code(text):
     """Escaped text; what stands between backticks becomes code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
-
-
-class _Callable(types.ModuleType):
-    def __call__(self, full=False):
-        return machine(full)
-
-
-sys.modules[__name__].__class__ = _Callable
