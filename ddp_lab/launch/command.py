@@ -13,7 +13,14 @@ from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color
 from ddp_lab.launch.result import Run
-from ddp_lab.launch.torchrun import check_arguments, check_clocks, check_env, require_system, shown_ranks
+from ddp_lab.launch.torchrun import (
+    check_arguments,
+    check_clocks,
+    check_env,
+    check_expect,
+    require_system,
+    shown_ranks,
+)
 
 _QUIET = "#6E7781"
 
@@ -50,6 +57,7 @@ def commands(
     if not argvs:
         raise InputError("commands([]): there is no command to run.")
     check_clocks(timeout, stall)
+    check_expect(expect)
     shown = shown_ranks(show, len(argvs))
     settings = check_env(env)
 

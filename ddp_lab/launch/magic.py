@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import keyword
 import re
 import shlex
 
 from ddp_lab.errors import InputError
-from ddp_lab.launch.torchrun import launch
+from ddp_lab.launch.torchrun import launch, require_system
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,12 +56,13 @@ def torchrun_cell(line: str, cell: str) -> None:
     """Run this cell on several ranks with torchrun."""
     import IPython
 
+    require_system()
     options, args = _options(line)
     if not cell.strip() or _is_empty(cell):
         raise InputError("%%torchrun: the cell is empty. Write the script below the first line.")
     if not re.fullmatch(r"[\w-][\w.-]*\.py", options.name):
         raise InputError(f"%%torchrun: --name {options.name!r} is no name of a script. Write one such as train.py.")
-    if not options.result.isidentifier():
+    if not options.result.isidentifier() or keyword.iskeyword(options.result):
         raise InputError(f"%%torchrun: --result {options.result!r} is no name of a variable.")
     env = {}
     for pair in options.env:
@@ -94,9 +96,9 @@ def _options(line: str) -> tuple[argparse.Namespace, list[str]]:
     if unknown:
         import difflib
 
-        near = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
-        hint = f" Did you mean {near[0]}?" if near else " Arguments of the script go after `--`."
-        raise InputError(f"%%torchrun: unknown option {unknown[0]}.{hint} `%%torchrun?` lists the options.")
+        near = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1, cutoff=0.75)
+        hint = f"Did you mean {near[0]}?" if near else "Arguments of the script go after `--`."
+        raise InputError(f"%%torchrun: unknown option {unknown[0]}. {hint} `%%torchrun?` lists the options.")
     return options, args
 
 

@@ -11,7 +11,7 @@ from ddp_lab.launch.result import Rank, Run
 def judge(run: Run, job: Job, kind: type[failures.RankError]) -> Exception | None:
     """The error that a finished job amounts to, None if it went well. `kind`: RankError, CommandError for commands."""
     if not run.dir.is_dir():
-        gone = InputError(f"the run's folder {run.dir} was removed while it ran, and its results with it. Run it again.")
+        gone = InputError(f"the run's folder {run.dir} was removed meanwhile, and its results with it. Run it again.")
         gone.run = run
         return gone
     if job.expiry:
