@@ -57,7 +57,11 @@ class HangError(LabError, RuntimeError):
 
 
 class LaunchError(LabError, RuntimeError):
-    """torchrun itself ended before any rank had failed."""
+    """torchrun itself ended before any rank had failed. `.run` is what there is of the run."""
+
+    def __init__(self, message: str, run=None):
+        super().__init__(message)
+        self.run = run
 
 
 class ExpectationError(LabError, AssertionError):
@@ -101,8 +105,7 @@ class Failure:
     @property
     def place(self) -> dict | None:
         """The innermost frame of the learner's own code."""
-        own = [frame for frame in self.frames if not stacks.is_library(frame["file"])]
-        return (own or self.frames or [None])[-1]
+        return _place(self.frames)
 
     @property
     def what(self) -> str:
@@ -116,6 +119,11 @@ class Failure:
         if self.code is None:
             return "left no sign of how it ended"
         return f"ended with exit code {self.code} and no exception (os._exit?)"
+
+
+def _place(frames: list[dict]) -> dict | None:
+    own = [frame for frame in frames if not stacks.is_library(frame["file"])]
+    return (own or frames or [None])[-1]
 
 
 def _name(number: int) -> str:
@@ -178,13 +186,21 @@ def describe(cause: Failure, ends: list[Failure]) -> str:
         what = cause.what
         if len(what) > _LONGEST_MESSAGE:
             what = f"{what[:_LONGEST_MESSAGE]} … ({len(what):,} characters)"
-        parts.append(what)
+        parts.append("\n".join([what, *map(_origin, cause.error.get("origins", []))]))
     others = [_other(end) for end in ends if end is not cause and end.rank not in stopped]
     left = [end.rank for end in ends if end.ended_well]
     if cause.echo and left:
         others.append(f"Usual cause: {_ranks(left)} made fewer collectives than the others, which waited in vain.")
     parts.append("\n".join([*others, f"Whole logs: run.ranks[{cause.rank}].stderr"]))
     return "\n\n".join(parts)
+
+
+def _origin(error: dict) -> str:
+    """A line for an error that led to the one that is reported."""
+    place = _place(error["frames"])
+    where = f" ({Path(place['file']).name}, line {place['line']})" if place else ""
+    first = next(iter(error["message"].splitlines()), "")
+    return f"caused by {error['type']}: {first}".rstrip(": ") + where
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -24,7 +24,7 @@ def judge(run: Run, job: Job, kind: type[failures.RankError]) -> Exception | Non
         return None
     cause = failures.root_cause(ends)
     if cause is None or all(end.code is None and end.error is None for end in ends):
-        return failures.LaunchError(_launch_report(run, job))
+        return failures.LaunchError(_launch_report(run, job), run)
     place = cause.place or {}
     if kind is failures.CommandError:
         return kind(_command_report(run, cause), run, cause.rank)

@@ -109,10 +109,7 @@ def _report(error: BaseException, folder: Path, code: int, show: bool = True) ->
     while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
         tb = tb.tb_next
     error = error.with_traceback(tb)
-    frames = [
-        {"file": f.filename, "line": f.lineno, "function": f.name, "code": f.line or ""}
-        for f in traceback.extract_tb(tb)
-    ]
+    frames = _frames(error)
     if isinstance(error, SyntaxError) and error.filename:
         frames.append({"file": error.filename, "line": error.lineno or 0, "function": "", "code": error.text or ""})
     text = _shown(error).encode(errors="replace") if show else b""
@@ -122,12 +119,32 @@ def _report(error: BaseException, folder: Path, code: int, show: bool = True) ->
         "type": type(error).__name__,
         "message": _message(error),
         "frames": frames,
+        "origins": [{"type": type(e).__name__, "message": _message(e), "frames": _frames(e)} for e in _origins(error)],
         "code": code,
         # Where in stderr the traceback will stand. The kernel shows it once, in the error, and so skips it there.
         "shown": [size := _size(2), size + len(text)],
     }
     guard.write_whole(folder / "error.json", report)
     _write_all(2, text)
+
+
+def _frames(error: BaseException) -> list[dict]:
+    return [
+        {"file": f.filename, "line": f.lineno, "function": f.name, "code": f.line or ""}
+        for f in traceback.extract_tb(error.__traceback__)
+    ]
+
+
+def _origins(error: BaseException) -> list[BaseException]:
+    """What an error came from (`raise ... from`, or raised while another was being dealt with), the nearest first."""
+    found = [error]
+    while len(found) < 6:
+        last = found[-1]
+        origin = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if origin is None or origin in found:
+            break
+        found.append(origin)
+    return found[1:]
 
 
 def _shown(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import re
 import sysconfig
 from pathlib import Path
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)")
+_THREAD = re.compile(r"^(?:(?:Current thread|Thread) 0x([0-9a-f]+)|Stack \(most recent call first\))")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 _LIBRARIES = tuple(
@@ -26,7 +26,7 @@ def frames(text: str, main_thread: int | None) -> list[dict]:
     threads: list[tuple[int, list[dict]]] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
-            threads.append((int(found[1], 16), []))
+            threads.append((int(found[1] or "0", 16), []))
         elif threads and (found := _FRAME.match(line)):
             threads[-1][1].append({"file": found[1], "line": int(found[2]), "function": found[3]})
     for ident, stack in reversed(threads):

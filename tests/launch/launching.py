@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import ddp_lab as lab
+from ddp_lab.launch import rank as rank_module
 from ddp_lab.launch.result import Run
 
 
@@ -43,6 +47,17 @@ def raised(kind: str, message: str, *frames: tuple[str, int, str]) -> dict:
 
 def run_in(folder: Path, ranks: int, seconds=1.0, name="train.py") -> Run:
     return Run(folder, name, f"torchrun {name}", ranks, seconds)
+
+
+def as_rank(folder: Path, path: str, rank: int = 0) -> None:
+    """Run a script as torchrun would start it as one of our ranks, but alone: what it leaves is in `folder`."""
+    (folder / f"rank{rank}").mkdir(parents=True, exist_ok=True)
+    leave(folder, rank, None, stdout="", stderr="")
+    logs = folder / "logs" / "x_1" / "attempt_0" / str(rank)
+    with open(logs / "stdout.log", "wb") as out, open(logs / "stderr.log", "wb") as err:
+        env = os.environ | {"DDP_LAB_RUN_DIR": str(folder), "RANK": str(rank), "DDP_LAB_AGENT": str(os.getpid())}
+        command = [sys.executable, "-u", rank_module.__file__, path]
+        subprocess.run(command, env=env, stdout=out, stderr=err, timeout=60)
 
 
 @dataclass

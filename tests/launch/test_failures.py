@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from launching import leave, line_of, raised, run_in, script
+from launching import as_rank, leave, line_of, raised, run_in, script
 
 import ddp_lab as lab
 from ddp_lab.launch import failures, outcome
@@ -198,7 +198,7 @@ def test_an_end_without_an_exception_is_told_in_words(folder, code, words):
 
 def test_a_crash_in_native_code_has_the_line_of_python(folder, train):
     crash = (
-        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f0000000001 (most recent call first):\n"
+        "Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n"
         f'  File "{TORCH}/nn/modules/module.py", line 9 in _call_impl\n'
         f'  File "{train}", line 5 in step\n  File "{train}", line 8 in <module>\n'
     )
@@ -227,6 +227,96 @@ def test_a_folder_that_was_removed_is_one_clear_line(folder):
     job = SimpleNamespace(expiry=None, ranks=range(1), code=0)
     error = outcome.judge(run_in(folder, 1), job, lab.RankError)
     assert type(error) is lab.InputError and str(folder) in str(error) and "Run it again" in str(error)
+
+
+# ---- as ranks really end
+
+ENDS = {
+    "an exception": ("raise ValueError('no')  # here", 1, "failed in train.py, line {}", "ValueError: no"),
+    "a missing module": (
+        "import no_such_module  # here",
+        1,
+        "failed in train.py, line {}",
+        "ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    "a syntax error": ("print('a'  # here", 1, "failed in train.py, line {}", "SyntaxError: '(' was never closed"),
+    "sys.exit with a code": ("import sys; sys.exit(3)  # here", 3, "failed in train.py, line {}", "SystemExit: 3"),
+    "sys.exit with a text": ("import sys; sys.exit('no data')  # here", 1, "failed in", "SystemExit: no data"),
+    "os._exit": ("import os; os._exit(5)", 5, "ended with exit code 5 and no exception", ""),
+    "SIGKILL": ("import os; os.kill(os.getpid(), 9)", -9, "was killed (SIGKILL), often for memory", ""),
+    "SIGSEGV": (
+        "import ctypes; ctypes.string_at(0)  # here",
+        -11,
+        "crashed in native code (SIGSEGV) in train.py, line {}",
+        "→",
+    ),
+    "abort": ("import os; os.abort()  # here", -6, "was aborted by native code (SIGABRT) in train.py, line {}", "→"),
+    "an error in a library": (
+        "import json; json.loads('{')  # here",
+        1,
+        "failed in train.py, line {}",
+        "JSONDecodeError",
+    ),
+    "an interrupt": ("raise KeyboardInterrupt  # here", 130, "failed in train.py, line {}", "KeyboardInterrupt"),
+    "an error of ours": (
+        "from ddp_lab import worker; worker.log(a=object())  # here",
+        1,
+        "failed in train.py, line {}",
+        "TypeError: worker.log: a cannot be stored",
+    ),
+}
+
+
+@pytest.mark.parametrize("source, code, head, what", ENDS.values(), ids=ENDS)
+def test_each_way_to_end_is_told_with_the_learners_line(tmp_path, folder, source, code, head, what):
+    path = script(tmp_path, f"x = 1\n\n{source}\n")
+    as_rank(folder, path)
+    error = judge(folder, 1)
+    has_line = "# here" in source
+    assert error.run.ranks[0].exitcode == code
+    assert str(error).startswith("rank 0 " + head.format(3 if has_line else None)) and what in str(error)
+    assert (error.file, error.line) == ((path, 3) if has_line else (None, None))
+    for foreign in ("rank.py", "json/decoder.py", "worker.py", "Traceback", "guard.py"):
+        assert foreign not in str(error)
+
+
+@pytest.mark.parametrize("ending", ["", "import sys; sys.exit()", "import sys; sys.exit(0)", "raise SystemExit"])
+def test_a_script_that_ends_well_is_no_failure(tmp_path, folder, ending):
+    as_rank(folder, script(tmp_path, f"print('all done')\n{ending}\n"))
+    assert judge(folder, 1, code=0) is None
+
+
+CHAIN = """\
+def load(path):
+    return {}[path]  # first
+
+try:
+    load("a.pt")
+except KeyError as error:
+    raise RuntimeError("the checkpoint cannot be used") from error  # here
+"""
+
+
+def test_of_a_chain_of_errors_the_last_is_told_and_what_it_came_from(tmp_path, folder):
+    path = script(tmp_path, CHAIN)
+    as_rank(folder, path)
+    error = judge(folder, 1)
+    assert "RuntimeError: the checkpoint cannot be used" in str(error) and error.line == line_of(path, "# here")
+    assert f"caused by KeyError: 'a.pt' (train.py, line {line_of(path, '# first')})" in str(error).splitlines()
+
+
+def test_an_error_that_was_dealt_with_is_not_told(tmp_path, folder):
+    path = script(tmp_path, CHAIN.replace("from error", "from None"))
+    as_rank(folder, path)
+    assert "KeyError" not in str(judge(folder, 1)).replace("except KeyError", "")
+
+
+def test_the_whole_traceback_is_in_stderr_as_python_writes_it(tmp_path, folder):
+    path = script(tmp_path, CHAIN)
+    as_rank(folder, path)
+    text = judge(folder, 1).run.ranks[0].stderr
+    assert text.count("Traceback (most recent call last):") == 2 and "direct cause" in text
+    assert text.endswith("RuntimeError: the checkpoint cannot be used\n") and "rank.py" not in text
 
 
 # ---- hangs
