@@ -76,7 +76,8 @@ def jupyter(port, browser):
     """JupyterLab's command line."""
     command = [str(_setup.python()), "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}",
                f"--LabApp.default_url=/lab/tree/{NOTEBOOK}", "--ServerApp.ip=127.0.0.1",
-               f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+               f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+               "--LabApp.news_url=None"]  # or a question about news is the first thing that a learner sees
     if not browser:
         command.append("--no-browser")
     if os.geteuid() == 0:  # as in most containers; Jupyter refuses root unless told
