@@ -35,11 +35,11 @@ def test_train_ddp_reads_the_digits_on_any_number_of_ranks(nproc):
     accuracies = {rank.records[-1]["accuracy"] for rank in run.ranks}
     assert len(accuracies) == 1  # of all test images, so the same on all ranks
     (accuracy,) = accuracies
-    assert accuracy > 0.95
+    assert 0.95 < accuracy <= 1
     assert (accuracy * 360) == pytest.approx(round(accuracy * 360))  # no image twice, none left out: 360 in all
 
 
-def test_each_rank_trains_on_images_of_its_own_and_with_one_model():
+def test_each_rank_trains_on_images_of_its_own():
     run = lab.torchrun("train_ddp", "--epochs", "1", nproc=2, show="none")
     frame = run.frame()
     losses = [list(frame[(frame["rank"] == rank) & (frame["name"] == "loss")]["value"]) for rank in (0, 1)]
