@@ -46,7 +46,7 @@ def test_everything_else_is_the_kernels_own(monkeypatch):
 
 @pytest.mark.parametrize("cores, nproc, threads", [(8, 2, "4"), (8, 3, "2"), (2, 2, "1"), (2, 4, "1"), (1, 64, "1")])
 def test_ranks_share_the_cores(monkeypatch, cores, nproc, threads):
-    monkeypatch.setattr(environment, "cores", lambda: cores)
+    monkeypatch.setattr(environment.limits, "cores", lambda: cores)
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
     assert environment.of_ranks(nproc)["OMP_NUM_THREADS"] == threads
 

@@ -6,16 +6,15 @@ import shlex
 import subprocess
 import sys
 import time
-from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
 import IPython
-import psutil
 import pytest
 from launching import script, see
 
 import ddp_lab as lab
+from ddp_lab import limits
 from ddp_lab.launch import folders, magic, torchrun
 
 QUICK = 2.0
@@ -112,15 +111,13 @@ def test_nproc_is_a_whole_number(there, nproc):
 
 
 def test_nproc_is_at_most_what_free_memory_carries(there, monkeypatch):
-    memory = namedtuple("memory", "available")(1e9)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(limits, "memory", lambda: (4 * limits.RANK_MEMORY, 64 * limits.RANK_MEMORY))
     refuses("nproc=32", "memory", "about 4 ranks", nproc=32)
     torchrun.check_nproc(4)
 
 
 def test_one_rank_is_possible_however_little_memory_is_free(monkeypatch):
-    memory = namedtuple("memory", "available")(1e6)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(limits, "memory", lambda: (1, 64 * limits.RANK_MEMORY))
     torchrun.check_nproc(1)
 
 
