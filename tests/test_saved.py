@@ -30,9 +30,7 @@ def test_an_array_and_a_dict_of_arrays_come_back(saved):
     assert saved["both"]["layer/0"].shape == (0, 3) and saved["both"]["name"].tolist() == ["ü"]
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.half, torch.int64, torch.uint8, torch.bool]
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.half, torch.int64, torch.uint8, torch.bool])
 def test_a_tensor_comes_back_with_its_dtype(saved, dtype):
     tensor = torch.tensor([[0, 1, 2]]).to(dtype)
     worker.save("t", tensor)

@@ -141,9 +141,7 @@ def room_for(rank_dir):
     """Make files end after so many bytes, as a full disk does: a last write that is cut, then an error."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(
-        resource.RLIMIT_FSIZE, (before[1] if size is None else size, before[1])
-    )
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (before[1] if size is None else size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
 
