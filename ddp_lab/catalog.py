@@ -1,5 +1,6 @@
 """The labs and faults by name: where their files are, their source, and how two of them differ."""
 
+import ast
 import difflib
 import html
 import os
@@ -55,11 +56,12 @@ def source(name, lines=None):
 def diff(old, new):
     """Show what changes from one lab (fault, or file ending in .py) to another, with three lines around each change.
 
-    `.text` is the plain unified diff, "" if nothing differs.
+    The docstrings at their tops, which differ by nature, are left out. `.text` is the plain unified diff, "" if
+    nothing differs.
     """
     paths = [_path(old), _path(new)]
     texts = [_read(path) for path in paths]
-    before, after = (text.splitlines() for text in texts)
+    (skip, before), (start, after) = (_after_docstring(text) for text in texts)
     titles = [_title(path) for path in paths]
     rows = []
     for group in difflib.SequenceMatcher(None, before, after, autojunk=False).get_grouped_opcodes(3):
@@ -67,13 +69,24 @@ def diff(old, new):
             rows.append(("…", "", None, None))
         for tag, i, j, k, m in group:
             if tag == "equal":
-                rows += [("", str(number + 1), number, 1) for number in range(k, m)]
+                rows += [("", str(number + 1), number, 1) for number in range(start + k, start + m)]
             else:
-                rows += [("-", "", number, 0) for number in range(i, j)]
-                rows += [("+", str(number + 1), number, 1) for number in range(k, m)]
+                rows += [("-", "", number, 0) for number in range(skip + i, skip + j)]
+                rows += [("+", str(number + 1), number, 1) for number in range(start + k, start + m)]
     text = "\n".join(difflib.unified_diff(before, after, *titles, lineterm=""))
     title = " → ".join(titles) if rows else f"{titles[0]} and {titles[1]} are the same"
     return Listing(title, text, rows, texts)
+
+
+def _after_docstring(text):
+    """(how many lines stand up to the end of a script's docstring, the lines after it)."""
+    try:
+        first = ast.parse(text).body[0]
+    except (SyntaxError, IndexError):
+        return 0, text.splitlines()
+    is_docstring = isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str)
+    end = first.end_lineno if is_docstring else 0
+    return end, text.splitlines()[end:]
 
 
 class Listing:

@@ -38,6 +38,7 @@ def lab(tmp_path_factory):
     env = os.environ | {"DDP_LAB_TEST": mark, "DDP_LAB_HOME": str(home / "runs")}
     env |= {f"JUPYTER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     env.pop("PYTEST_CURRENT_TEST", None)  # a kernel under pytest shows its output in another way
+    env.pop("DDP_LAB_LEDGER", None)  # what is counted there is what nbmake runs
     settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))

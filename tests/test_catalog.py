@@ -75,16 +75,18 @@ def test_a_file_that_cannot_be_shown_is_refused(tmp_path):
             catalog.source(path)
 
 
-def test_diff_shows_each_change_with_three_lines_around_it():
+def test_diff_shows_each_change_of_the_code_with_three_lines_around_it():
     listing = catalog.diff("train_single", "train_ddp")
-    before, after = (catalog.find(name).read_text().splitlines() for name in ("train_single", "train_ddp"))
+    texts = [catalog.find(name).read_text() for name in ("train_single", "train_ddp")]
+    before, after = (text.split('"""\n', 1)[1].splitlines() for text in texts)
+    docstring = texts[1].count("\n") - len(after)
     unified = list(difflib.unified_diff(before, after, lineterm="", n=3))[2:]
     assert listing.text.splitlines()[2:] == unified
     rows = [row for row in plain(listing)[1:] if "…" not in row]
     assert [row[5] + row[7:] for row in rows] == [line for line in unified if not line.startswith("@@")]
     for row in rows:
         if row[5] != "-":
-            assert after[int(row[:4]) - 1] == row[7:]
+            assert after[int(row[:4]) - 1 - docstring] == row[7:]
 
 
 def test_diff_of_equal_files_says_so(tmp_path):
