@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_lab.errors import LabError
-from ddp_lab.launch import folders, processes, stacks
+from ddp_lab.launch import folders, processes, stacks, traffic
 from ddp_lab.launch.failures import describe_hang, read_json
 from ddp_lab.launch.output import Progress, Screen, Tail
 
 _POLL = 0.02  # seconds between two looks at the output
 _VITALS = 1.0  # seconds between two looks at CPU time and I/O
 _BUSY = 0.05  # of a core: more is a sign of life
+_CHATTER = 1000  # bytes a second over TCP that are none: nccl's own threads ask the store for news all the time
 _PATIENCE = 1.5  # seconds that a job gets to stop by itself
 _ANSWER = 0.5  # seconds that a rank gets to say where it stands
 
@@ -239,9 +240,9 @@ class _Pulse:
 
     def __init__(self, jobs: list[Job], now: float):
         self._jobs = jobs
-        self._sign = self._cpu = self._looked = self._asked = now
+        self._sign = self._worked = self._looked = self._asked = now
         self._vitals: dict[int, tuple[float, int]] = {}
-        self._written = 0
+        self._written = self._carried = 0
 
     def look(self, now: float, heard: bool) -> None:
         """Take in what has happened since the last look."""
@@ -254,17 +255,19 @@ class _Pulse:
         grown = {pid: (v[0] - old[0], v[1] - old[1]) for pid, v in vitals.items() if (old := self._vitals.get(pid))}
         if written != self._written or any(io > 0 for _, io in grown.values()) or vitals.keys() - self._vitals.keys():
             self._sign = now
-        if sum(cpu for cpu, _ in grown.values()) > _BUSY * (now - self._looked):
-            self._cpu = now
-        self._written, self._vitals, self._looked = written, vitals, now
+        carried, elapsed = traffic.of(vitals), now - self._looked
+        busy = sum(cpu for cpu, _ in grown.values()) > _BUSY * elapsed
+        if busy or carried - self._carried > _CHATTER * elapsed:
+            self._worked = now
+        self._written, self._vitals, self._carried, self._looked = written, vitals, carried, now
 
     def stopped(self, now: float, stall: float) -> bool:
         """Whether there was no sign of life for `stall` seconds."""
         if now - self._sign < stall:
             return False
-        if now - self._cpu >= stall:
+        if now - self._worked >= stall:
             return True
-        # Silent but busy: it computes, unless every rank spins in a collective that none of them will finish.
+        # Silent but busy: it computes or downloads, unless all ranks spin in collectives that none will finish.
         if now - self._asked < max(1.0, stall / 2):
             return False
         self._asked = now
