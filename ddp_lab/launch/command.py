@@ -12,7 +12,7 @@ from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color
-from ddp_lab.launch.result import Run
+from ddp_lab.launch.result import Run, plural
 from ddp_lab.launch.torchrun import (
     check_arguments,
     check_clocks,
@@ -83,6 +83,9 @@ def commands(
         run.seconds = time.monotonic() - began
     for run, job in zip(runs, jobs, strict=True):
         run.error = outcome.judge(run, job, failures.CommandError)
+    if all(run.ok for run in runs):
+        count = f"{plural(len(runs), 'command')} · " if len(runs) > 1 else ""
+        print(colored(f"{count}{runs[0].seconds:.1f} s", _QUIET))
     outcome.deliver(runs, expect, check, 1)
     return runs
 

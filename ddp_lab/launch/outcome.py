@@ -81,4 +81,4 @@ def _launch_report(run: Run, job: Job) -> str:
 def _command_report(run: Run, cause: failures.Failure) -> str:
     how = cause.what if cause.code < 0 else f"ended with exit code {cause.code}"
     tail = "\n".join(run.ranks[0].stderr.strip().splitlines()[-15:])
-    return f"{run.name} {how}" + (f". The end of its stderr:\n\n{tail}" if tail else " and said nothing on stderr.")
+    return f"{run.name} {how}" + (f". The end of its stderr:\n\n{tail}" if tail else ", and said nothing on stderr.")
