@@ -175,6 +175,10 @@ class Status:
 
     def show(self, text: str, last: bool = False) -> None:
         """Put `text` in place of what stands there; at most five times a second, but always the last one."""
+        if not (in_notebook() or sys.stdout.isatty()):  # nothing can be replaced there
+            if last and text:
+                print(text, flush=True)
+            return
         now = time.monotonic()
         if last and self._on_terminal and text in ("", self._text):
             print(flush=True)
@@ -190,11 +194,9 @@ class Status:
                 self._handle = display(data, raw=True, display_id=True)
             else:
                 self._handle.update(data, raw=True)
-        elif sys.stdout.isatty():
+        else:
             print(f"\r\x1b[K{text}", end="\n" if last and text else "", flush=True)
             self._on_terminal = not last
-        elif last and text:
-            print(text, flush=True)
 
     def clear(self) -> None:
         """Make room for lines on a terminal; a display in a notebook stays where it is."""

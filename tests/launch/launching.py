@@ -108,3 +108,21 @@ def line_of(path: str, mark: str) -> int:
 def plain(text: str) -> str:
     """Without colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def jsons(text):
+    """The records among printed lines, in an order of their own: ranks print as they come."""
+    return sorted(line for line in text.splitlines() if line.startswith("{"))
+
+
+def dumped(run):
+    return sorted(json.dumps(record, ensure_ascii=False) for rank in run.ranks for record in rank.records)
+
+
+def as_typed(command, folder):
+    """What a shell of the reader prints for a command, in the folder of the run."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_LAB", "PYTEST"))}
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+    done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

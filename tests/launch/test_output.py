@@ -275,10 +275,13 @@ def test_the_bar_of_progress_stays_when_the_run_has_ended(streams, notebook, clo
     assert notebook.shown["text/plain"] == "▕████▏ 10/10" and "▕████▏" in notebook.shown["text/html"]
 
 
-def test_without_a_notebook_the_last_state_of_the_bar_is_printed_once(streams, capsys):
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_without_a_notebook_the_last_state_of_the_bar_is_printed_once(streams, clock, capsys, seconds):
     screen = screen_of(streams[:1])
     screen.update("▕██  ▏ 5/10")
+    clock[0] += seconds
     screen.update("▕████▏ 10/10")
+    clock[0] += seconds
     screen.update("▕████▏ 10/10", last=True)
     assert capsys.readouterr().out == "▕████▏ 10/10\n"
 

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import line_of, plain, script, see
+from launching import as_typed, dumped, jsons, leave, line_of, plain, raised, run_in, script, see
 
 import ddp_lab as lab
 from ddp_lab import gpus, limits
-from ddp_lab.launch import torchrun
+from ddp_lab.launch import failures, outcome, torchrun
 from ddp_lab.launch.output import HEAD, LONGEST, TAIL
 
 STALE = {
@@ -306,24 +306,6 @@ def test_when_all_ranks_fail_alike_there_is_one_report(tmp_path):
 # ---- the command that is shown
 
 
-def jsons(text):
-    """The records among printed lines, in an order of their own: ranks print as they come."""
-    return sorted(line for line in text.splitlines() if line.startswith("{"))
-
-
-def dumped(run):
-    return sorted(json.dumps(record, ensure_ascii=False) for rank in run.ranks for record in rank.records)
-
-
-def as_typed(command, folder):
-    """What a shell of the reader prints for a command, in the folder of the run."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("DDP_LAB", "PYTEST"))}
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
-    done = subprocess.run(command, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_shown_command_of_a_lab_does_the_same_in_a_shell(tmp_path):
     seen = see(lab.torchrun, "hello", nproc=2, show="none")
     assert [line for line in seen.lines if line.startswith("[rank")] == []
@@ -382,9 +364,6 @@ FAILED = "ValueError: loss is nan"
 @pytest.fixture
 def deliver(tmp_path):
     """Deliver a run that has come to `error`, as lab.torchrun does."""
-    from launching import leave, raised, run_in
-
-    from ddp_lab.launch import failures, outcome
 
     def call(kind, expect=None, check=True):
         leave(tmp_path / "run", 0, 1, raised("ValueError", "loss is nan", ("/me/train.py", 3, "main")))
@@ -451,3 +430,36 @@ def test_the_ledger_gets_a_line_for_each_run(deliver, tmp_path, monkeypatch, kin
         "ranks": 0,
         "outcome": outcome,
     }
+
+
+# ---- long by nature
+
+
+HEALTHY = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group()
+model = DistributedDataParallel(torch.nn.Linear(8, 8))  # a global, in cycles: the interpreter's end would meet it
+for step in range(3):
+    model(torch.ones(4, 8)).sum().backward()
+print("done")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_no_healthy_run_is_lost_at_the_interpreters_end(tmp_path):
+    """In a plain process torch 2.14 aborts some of these, the more the busier the machine is."""
+    path = script(tmp_path, HEALTHY)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(limits.cores())]
+    try:
+        for _ in range(50):
+            run = see(lab.torchrun, path, timeout=300, stall=120).run
+            assert run.ok, run.error
+            assert [(rank.stdout, rank.exitcode) for rank in run.ranks] == [("done\n", 0)] * 2
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
