@@ -57,6 +57,30 @@ def roles(of):
     return found
 
 
+def command_line(process):
+    """The words of its command line; none if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def newest_run(home):
+    """The folder of the newest run; FileNotFoundError if there is none."""
+    if runs := list(Path(home).glob("*/[0-9]*")):
+        return max(runs)
+    raise FileNotFoundError(home)
+
+
+def stands_in(home, rank, function):
+    """Whether a rank of the newest run is in a function of this name, by the stacks that it dumps when asked."""
+    with suppress(OSError, ValueError):
+        place = newest_run(home) / f"rank{rank}"
+        processes.send(tuple(json.loads((place / "rank.json").read_text())["rank"]), signal.SIGUSR1)
+        return f" in {function}\n" in (place / "stacks.txt").read_text()
+    return False
+
+
 def end(identities):
     """SIGKILL these very processes, and wait until they are gone."""
     for who in identities:
@@ -112,12 +136,8 @@ class Kernel:
 
     def children(self):
         """The living processes that the kernel has started, {pid: psutil.Process}, itself left out."""
-        found = {}
-        for pid, process in marked(self.mark).items():
-            with suppress(psutil.Error):
-                if not any("ipykernel" in part for part in process.cmdline()):
-                    found[pid] = process
-        return found
+        alive = marked(self.mark)
+        return {pid: p for pid, p in alive.items() if "ipykernel_launcher" not in command_line(p)}
 
     def roles(self):
         return roles(self.children())
@@ -127,18 +147,10 @@ class Kernel:
         return Counter({role: len(of) for role, of in self.roles().items() if of})
 
     def folder(self):
-        """The folder of the newest run."""
-        return max(self.home.glob("*/[0-9]*"))
+        return newest_run(self.home)
 
     def stands_in(self, rank, function):
-        """Whether this rank's main thread is in a function of this name now, by the stacks that it dumps."""
-        place = self.folder() / f"rank{rank}"
-        with suppress(OSError, ValueError):
-            who = tuple(json.loads((place / "rank.json").read_text())["rank"])
-            processes.send(who, signal.SIGUSR1)
-        with suppress(OSError):
-            return f" in {function}\n" in (place / "stacks.txt").read_text()
-        return False
+        return stands_in(self.home, rank, function)
 
     def interrupt(self):
         self._manager.interrupt_kernel()
@@ -155,18 +167,15 @@ class Kernel:
         os.kill(self.pid, signal.SIGKILL)
 
     def close(self):
-        """End the kernel; then whatever has its mark, whose lines are returned."""
+        """End the kernel; then whatever still has its mark."""
         self.client.stop_channels()
         with suppress(Exception):
             self._manager.shutdown_kernel(now=True)
-        left = {pid: p for pid, p in marked(self.mark).items()}
-        lines, identities = [], []
-        for process in left.values():
+        identities = []
+        for process in marked(self.mark).values():
             with suppress(psutil.Error):
-                lines.append(f"{process.pid}: {' '.join(process.cmdline())}")
                 identities.append((process.pid, process.create_time()))
         end(identities)
-        return lines
 
 
 @contextmanager

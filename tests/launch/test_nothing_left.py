@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,9 +11,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
-from kernels import LIMIT, MARK, READY, Emptying, end, kernel, marked
+from kernels import LIMIT, MARK, READY, Emptying, command_line, end, kernel, marked, roles, stands_in
 from waiting import wait_for
 
 import ddp_lab as lab
@@ -285,3 +287,41 @@ def test_a_rank_that_forks_and_ends_has_ended_well_and_its_child_is_gone(tmp_pat
     children = [int(rank.stdout.split()[-1]) for rank in run.ranks]
     assert len(set(children)) == 2  # they did live
     assert not any(map(psutil.pid_exists, children)) and not marked("forks")
+
+
+def test_after_the_time_limit_of_nbmake_nothing_is_left(tmp_path, record_property):
+    """nbmake interrupts nothing: it raises CellTimeoutError and shuts the kernel down."""
+    (tmp_path / "script.py").write_text(DEADLOCK)
+    cell = nbformat.v4.new_code_cell("import ddp_lab as lab\nlab.torchrun('script.py', timeout=None, stall=None)")
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", "-c", os.devnull]
+    # The limit is there to expire in the deadlock: on a loaded machine the ranks may not have come so far.
+    for limit in (8, 20, 50):
+        metadata["execution"] = {"timeout": limit}
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=metadata), tmp_path / "stuck.ipynb")
+        mark = secrets.token_hex(8)
+        env = {**os.environ, MARK: mark, "DDP_LAB_HOME": str(tmp_path / mark)}
+        env.pop("DDP_LAB_LEDGER", None)
+        deadlocked = False
+
+        def of_the_run():
+            alive = marked(mark)  # noqa: B023
+            return {pid: p for pid, p in alive.items() if not {"ipykernel_launcher", "pytest"} & set(command_line(p))}
+
+        def is_deadlocked():
+            alive = {role: len(of) for role, of in roles(of_the_run()).items() if of}
+            return alive == {"agent": 1, "guard": 2, "rank": 2} and all(
+                stands_in(tmp_path / mark, rank, function)  # noqa: B023
+                for rank, function in enumerate(STATES["deadlock"][1])
+            )
+
+        with subprocess.Popen([*command, "--nbmake", "stuck.ipynb"], cwd=tmp_path, env=env, stdout=-1) as nbmake:
+            while nbmake.poll() is None:
+                deadlocked = deadlocked or is_deadlocked()
+                time.sleep(0.1)
+            said = nbmake.stdout.read().decode()
+        empties(of_the_run, lambda: None, record_property)
+        assert nbmake.returncode == 1 and "timed out while it was being executed" in said, said
+        if deadlocked:
+            return
+    pytest.fail(f"the ranks were never seen in their deadlock within {limit} s")
