@@ -74,7 +74,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     folder = folders.create(nproc)
     if cell is not None:
         path = folder / name
-        path.write_text(cell)
+        path.write_text(cell, encoding="utf-8")
         target = [str(path)]
     command = shown_command(settings, ["torchrun", "--standalone", "--nproc-per-node", str(nproc)], target, args)
     print(colored(f"$ {command}", _QUIET))
@@ -135,7 +135,7 @@ def _target(script: str | os.PathLike) -> tuple[list[str], str]:
     """What torchrun is to run (a path, or -m and a module) and the name that the reader sees."""
     if not isinstance(script, (str, os.PathLike)):
         raise InputError(f"script={script!r} is not a path or the name of a lab, but {type(script).__name__}.")
-    text = os.fspath(script)
+    text = os.path.expanduser(os.fspath(script))
     if not text.endswith(".py"):
         if os.path.isdir(text):
             raise InputError(f"{text} is a folder. Name the script in it that torchrun is to run.")
@@ -158,6 +158,8 @@ def _target(script: str | os.PathLike) -> tuple[list[str], str]:
 
 
 def _nearest_scripts(path: Path) -> str:
+    if (lab := str(path.with_suffix(""))) in catalog.names():
+        return f" The lab of that name is {lab!r}, without .py."
     try:
         there = sorted(p.name for p in path.parent.glob("*.py"))
     except OSError:

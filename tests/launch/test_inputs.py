@@ -66,6 +66,16 @@ def test_a_missing_script_with_no_near_name_says_where_was_looked(there, name):
     refuses(name, str(there), script=name)
 
 
+def test_the_name_of_a_lab_has_no_suffix(there):
+    refuses("'hello', without .py", script="hello.py")
+    refuses("'faults/killed_by_signal', without .py", script="faults/killed_by_signal.py")
+
+
+def test_a_tilde_is_the_home_folder(there, monkeypatch):
+    monkeypatch.setenv("HOME", str(there))
+    refuses(f"Did you mean {there}/train.py?", script="~/trian.py")
+
+
 @pytest.mark.parametrize("name", ["folder", "folder.py"])
 def test_a_folder_is_no_script(there, name):
     (there / name).mkdir()

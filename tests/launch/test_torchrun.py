@@ -296,6 +296,15 @@ def test_a_rank_that_leaves_early_is_named_though_the_other_one_failed(tmp_path)
     assert "rank 1 made fewer collectives" in str(seen.error)
 
 
+def test_a_killed_rank_is_told_in_words_and_who_was_stopped_with_it(tmp_path):
+    source = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n"
+    seen = see(lab.torchrun, script(tmp_path, source), check=False)
+    assert str(seen.error).splitlines()[0] == (
+        "rank 1 was killed (SIGKILL), often for memory; rank 0 was stopped with it"
+    )
+    assert [rank.exitcode for rank in seen.run.ranks] == [-15, -9]
+
+
 def test_when_all_ranks_fail_alike_there_is_one_report(tmp_path):
     seen = see(lab.torchrun, script(tmp_path, "raise ValueError('no data')\n"), expect="ValueError: no data")
     assert seen.run is not None and not seen.run.ok and type(seen.run.error) is lab.RankError
@@ -325,7 +334,9 @@ def test_the_shown_command_of_a_script_does_the_same_in_a_shell(tmp_path, monkey
     (tmp_path / "my work").mkdir()
     script(tmp_path / "my work", REPORTS, "it's mine.py")
     monkeypatch.chdir(tmp_path)
-    seen = see(lab.torchrun, "my work/it's mine.py", "a b", "$x", "ü", nproc=3, env={"SETTING": "a 'b' \"c\" $d"})
+    seen = see(
+        lab.torchrun, "my work/it's mine.py", "a b", "--", "$x", "-h", "ü", nproc=3, env={"SETTING": "a 'b' \"c\" $d"}
+    )
     assert seen.error is None, seen.error
     assert jsons(as_typed(seen.lines[0].removeprefix("$ "), tmp_path)) == dumped(seen.run)
     assert len(dumped(seen.run)) == 6
