@@ -40,7 +40,7 @@ def main(folder: Path) -> int:
     try:
         if work["kind"] == "torchrun":
             watch(lifeline, work["kernel"])
-            return run_torchrun(work["argv"])
+            return run_torchrun(work["argv"], work["kernel"])
         return run_command(work["argv"], folder / "rank0", lifeline, work["kernel"])
     finally:
         for number in guard.STOPPING:  # torchrun's handlers would raise in the midst of this
@@ -73,10 +73,14 @@ def _watch(lifeline: int, kernel: int) -> None:
     os._exit(143)
 
 
-def run_torchrun(argv: list[str]) -> int:
+def run_torchrun(argv: list[str], kernel: int) -> int:
     """torch's own torchrun, in this process, with its store on a loopback socket."""
+    # Loading torch's libraries holds the interpreter's lock, from a slow disk for seconds: the thread that watches the
+    # lifeline cannot run then. There are no ranks yet, so the system may end this process with the kernel.
+    processes.die_with_parent(kernel)
     from torch.distributed import run
 
+    processes.die_with_parent(kernel, 0)
     _keep_store_on_loopback()
     os.environ["DDP_LAB_AGENT"] = str(os.getpid())  # for the guards: if it ends before they look, they can tell
     try:

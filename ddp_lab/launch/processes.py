@@ -68,7 +68,10 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the system signal this process when its parent ends (Linux); at once if `parent` is gone already."""
+    """Have the system signal this process when its parent ends (Linux); at once if `parent` is gone already.
+
+    With 0 for the signal the parent's end does nothing any more. To Linux the parent is the thread that forked.
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)

@@ -325,3 +325,25 @@ def test_after_the_time_limit_of_nbmake_nothing_is_left(tmp_path, record_propert
         if deadlocked:
             return
     pytest.fail(f"the ranks were never seen in their deadlock within {limit} s")
+
+
+# As a slow disk makes it: Python's lock is held all the while, so that no other thread of the process runs.
+SLOW_TORCH = """
+import ctypes, pathlib
+
+pathlib.Path("importing").touch()
+ctypes.PyDLL(None).sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["interrupt", "kernel killed"])
+def test_an_agent_that_is_still_loading_torch_is_ended(way, tmp_path, record_property):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(SLOW_TORCH)
+    (tmp_path / "script.py").write_text(ASLEEP)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with kernel(tmp_path, PYTHONPATH=path) as it:
+        it.send("import ddp_lab as lab; lab.torchrun('script.py', timeout=None, stall=None)")
+        wait_for((tmp_path / "importing").exists, READY, "the agent loads torch")
+        (agent,) = it.roles()["agent"]
+        empties(it.children, lambda: WAYS[way](it, agent), record_property)
