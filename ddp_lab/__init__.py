@@ -15,6 +15,7 @@ _HOMES = {
     "command": "launch.command",
     "commands": "launch.command",
     "Run": "launch.result",
+    "last_run": "launch.result",
     "RankError": "launch.failures",
     "CommandError": "launch.failures",
     "HangError": "launch.failures",

@@ -9,7 +9,9 @@ class LabError(Exception):
 
     def _render_traceback_(self):
         """The lines that IPython shows for a traceback: frames of the course's own code help nobody."""
-        return f"{type(self).__name__}: {self}".splitlines()
+        from ddp_lab.launch.output import RED, colored, dressed
+
+        return f"{colored(type(self).__name__, RED)}: {dressed(str(self))}".splitlines()
 
 
 class InputError(LabError, ValueError):

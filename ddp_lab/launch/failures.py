@@ -191,7 +191,7 @@ def describe(cause: Failure, ends: list[Failure]) -> str:
     left = [end.rank for end in ends if end.ended_well]
     if cause.echo and left:
         others.append(f"Usual cause: {_ranks(left)} made fewer collectives than the others, which waited in vain.")
-    parts.append("\n".join([*others, f"Whole logs: run.ranks[{cause.rank}].stderr"]))
+    parts.append("\n".join([*others, f"Whole logs: lab.last_run().ranks[{cause.rank}].stderr"]))
     return "\n\n".join(parts)
 
 
@@ -259,7 +259,7 @@ def describe_hang(reason: str, limit: float, where: list[dict]) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     table = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-    last = "\n".join(filter(None, [_usual_cause(where), "Whole stacks: run.ranks[r].stack"]))
+    last = "\n".join(filter(None, [_usual_cause(where), "Whole stacks: lab.last_run().ranks[r].stack"]))
     return "\n\n".join([f"{head} Where each rank stood:", table, last])
 
 
@@ -268,15 +268,16 @@ def _usual_cause(where: list[dict]) -> str:
     outside = [spot["rank"] for spot in where if not spot["collective"]]
     if len(waiting) > 1:
         return (
-            "The ranks wait for each other in different calls. Usual cause: a collective under `if rank == 0:`, "
-            "or one rank that has left a loop before the others."
+            "The ranks wait for each other in different calls.\n"
+            "Usual cause: a collective under `if rank == 0:`, or a rank that left a loop before the others."
         )
     if waiting and outside:
         return f"The others wait for {_ranks(outside)}, which is not in a collective."
     numbers = {spot["number"] for spot in where}
     if waiting and len(numbers) > 1:
         return (
-            "The ranks wait in the same call but have not made equally many: one of them has skipped or repeated one."
+            "The ranks wait in the same call, but have not made equally many:\n"
+            "one of them has skipped one, or made one too many."
         )
     return ""
 

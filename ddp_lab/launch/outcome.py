@@ -5,7 +5,8 @@ from __future__ import annotations
 from ddp_lab.errors import InputError
 from ddp_lab.launch import failures, folders, ledger
 from ddp_lab.launch.job import Job
-from ddp_lab.launch.result import Rank, Run
+from ddp_lab.launch.output import dressed
+from ddp_lab.launch.result import Rank, Run, remember
 
 
 def judge(run: Run, job: Job, kind: type[failures.RankError]) -> Exception | None:
@@ -49,9 +50,10 @@ def deliver(runs: list[Run], expect: str | None, check: bool, nproc: int) -> Non
         elif error is not None and check:
             raised = raised or error
         elif error is not None:
-            said = "failed"
+            said = "stopped" if outcome == "hang" else "failed"
         if said:
-            print(f"{said}:\n\n{error}\n")
+            print(f"{said}:\n\n{dressed(str(error))}\n")
+        remember(run)
         reporting = sum(map(_has_reported, run.ranks)) if run.dir.is_dir() else 0
         ledger.write("run", script=run.name, nproc=nproc, ranks=reporting, outcome=outcome)
         folders.finish(run.dir, {"outcome": outcome, "seconds": run.seconds, "command": run.command})

@@ -15,6 +15,8 @@ from pathlib import Path
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 """A rank's colour through the whole course, in text and pictures: the palette of Okabe and Ito (2008)."""
 
+RED = "#D1453B"
+
 HEAD, TAIL = 500, 200
 """Lines of a run that are shown: the first ones at once, the last ones at the end. The files keep all."""
 
@@ -42,6 +44,16 @@ def colored(text: str, color: str) -> str:
         return text
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+def dressed(report: str) -> str:
+    """A report on a failed run with the ranks in their colours and the failing line in red, where colours are shown."""
+
+    def in_rank_color(found: re.Match) -> str:
+        return colored(found[0], rank_color(int(found[1] or found[2])))
+
+    report = re.sub(r"^  → .*$", lambda found: colored(found[0], RED), report, flags=re.MULTILINE)
+    return re.sub(r"^rank (\d+)\b|^(\d+)(?=  )", in_rank_color, report, flags=re.MULTILINE)
 
 
 class Tail:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddp_lab.errors import LabError
+from ddp_lab.errors import InputError, LabError
 from ddp_lab.launch import folders
 from ddp_lab.launch.failures import read_json
 from ddp_lab.launch.output import rank_color
@@ -144,6 +144,21 @@ class Run:
         count = sum(len(rank.records) for rank in self.ranks)
         parts = [plural(len(self.ranks), "rank"), f"{self.seconds:.1f} s", "ok" if self.ok else "failed"]
         return " · ".join([*parts, plural(count, "record")])
+
+
+_latest: list[Run] = []
+
+
+def remember(run: Run) -> None:
+    """Make this the run that last_run() gives."""
+    _latest[:] = [run]
+
+
+def last_run() -> Run:
+    """The run that ended last in this kernel, also one that failed. InputError before the first."""
+    if not _latest:
+        raise InputError("no run has ended in this kernel yet.")
+    return _latest[0]
 
 
 def plural(number: int, noun: str) -> str:

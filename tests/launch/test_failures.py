@@ -137,7 +137,7 @@ def test_the_report_shows_the_learners_lines_and_nobody_elses(folder, train):
         "",
         "ValueError: loss is nan",
         "",
-        "Whole logs: run.ranks[1].stderr",
+        "Whole logs: lab.last_run().ranks[1].stderr",
     ]
     assert (error.rank, error.file, error.line) == (1, train, 5) and type(error.line) is int
     assert error.run.name == "train.py"
@@ -151,7 +151,7 @@ def test_a_message_of_several_lines_in_any_script_is_kept(folder, train):
 def test_an_endless_message_is_cut(folder, train):
     leave(folder, 0, 1, failed_in(train, message="x" * 1_000_000))
     text = str(judge(folder, 1))
-    assert len(text) < 30_000 and "1,000,012 characters" in text and "run.ranks[0].stderr" in text
+    assert len(text) < 30_000 and "1,000,012 characters" in text and "last_run().ranks[0].stderr" in text
 
 
 def test_an_error_without_a_message_is_its_type(folder, train):
@@ -286,6 +286,27 @@ def test_a_script_that_ends_well_is_no_failure(tmp_path, folder, ending):
     assert judge(folder, 1, code=0) is None
 
 
+LEAVES_ALL_IN_BUFFERS = """
+import atexit, ctypes, pathlib, threading, time
+here = pathlib.Path(__file__).parent
+text, data = open(here / "text", "w"), open(here / "data", "wb")
+text.write("of Python"), data.write(b"of Python")
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.fputs(b"of C", ctypes.c_void_p(libc.fopen(bytes(here / "c"), b"w")))
+atexit.register(print, "exit handler")
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+print("end")
+"""
+
+
+def test_a_rank_ends_as_python_does_with_nothing_left_in_a_buffer(tmp_path, folder):
+    as_rank(folder, script(tmp_path, LEAVES_ALL_IN_BUFFERS))
+    assert judge(folder, 1, code=0) is None
+    assert run_in(folder, 1).ranks[0].stdout == "end\nthread\nexit handler\n"
+    assert [(tmp_path / name).read_text() for name in ("c", "text", "data")] == ["of C", "of Python", "of Python"]
+
+
 CHAIN = """\
 def load(path):
     return {}[path]  # first
@@ -345,7 +366,7 @@ def test_a_hang_is_a_table_of_where_each_rank_stood(folder):
         "0     train.py:21  evaluate  all_reduce (its 7th collective)",
         "1     train.py:30  main      barrier (its 7th collective)",
     ]
-    assert "in different calls" in str(error) and "run.ranks[r].stack" in str(error)
+    assert "in different calls" in str(error) and "last_run().ranks[r].stack" in str(error)
     assert type(error) is lab.HangError and (error.reason, error.where) == ("stall", where)
     assert error.stacks == {0: "whole stack of 0"} and error.run.name == "train.py"
 

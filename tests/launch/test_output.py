@@ -375,3 +375,13 @@ def test_colours_are_left_out_where_they_would_be_noise(monkeypatch, capsys):
     assert output.colored("x", "#0072B2") == "\x1b[38;2;0;114;178mx\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
     assert output.colored("x", "#0072B2") == "x"
+
+
+def test_a_report_shows_ranks_in_their_colours_and_the_failing_line_in_red(monkeypatch):
+    monkeypatch.setattr(output, "colored", lambda text, color: f"<{color}>{text}</>")
+    report = "rank 1 failed\n  →   14 | raise\n0     x.py:3\nrank 2: its peer\n14 of them"
+    blue, orange, green = output.RANK_COLORS[:3]
+    assert output.dressed(report) == (
+        f"<{orange}>rank 1</> failed\n<{output.RED}>  →   14 | raise</>\n<{blue}>0</>     x.py:3\n"
+        f"<{green}>rank 2</>: its peer\n14 of them"
+    )

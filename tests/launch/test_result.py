@@ -10,6 +10,8 @@ from launching import leave, run_in
 
 import ddp_lab as lab
 from ddp_lab import worker
+from ddp_lab.errors import InputError
+from ddp_lab.launch import result
 
 
 @pytest.fixture
@@ -150,3 +152,11 @@ def test_a_run_whose_folder_is_gone_says_so_in_a_line(folder):
         assert str(folder) in str(error.value) and "Run the cell again" in str(error.value)
         assert "\n" not in str(error.value)
     assert "is gone" in repr(run) and "\n" not in repr(run) and "is gone" in run._repr_html_()
+
+
+def test_the_run_that_ended_last_can_be_had_also_if_it_failed(monkeypatch):
+    monkeypatch.setattr(result, "_latest", [])
+    with pytest.raises(InputError, match="no run has ended"):
+        result.last_run()
+    result.remember("first"), result.remember("second")
+    assert result.last_run() == "second"
