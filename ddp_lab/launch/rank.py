@@ -15,8 +15,10 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib.util
 import io
+import itertools
 import json
 import os
 import signal
@@ -185,6 +187,16 @@ def _flush() -> None:
             pass  # the script closed it, or the disk is full
 
 
+def _flush_files() -> None:
+    """Write out the files that the script has left open, which the interpreter's teardown would do."""
+    kinds = {io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom}
+    everything = gc.get_objects()  # some 300,000: gone through without a step of Python's for each
+    files = list(itertools.compress(everything, map(kinds.__contains__, map(type, everything))))
+    for file in sorted(files, key=lambda file: type(file) is not io.TextIOWrapper):  # they go to the buffers below
+        with contextlib.suppress(OSError, ValueError):
+            file.flush()
+
+
 def leave(code: int) -> None:
     """End as Python ends: other threads waited for, exit handlers run, all flushed; but without the interpreter's
     teardown, in which torch 2.14 aborts some healthy DDP processes.
@@ -192,6 +204,7 @@ def leave(code: int) -> None:
     threading._shutdown()  # what Py_FinalizeEx calls first
     atexit._run_exitfuncs()
     _flush()
+    _flush_files()
     ctypes.CDLL(None).fflush(None)  # what C and C++ printed
     os._exit(code)
 

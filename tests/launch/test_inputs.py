@@ -220,6 +220,7 @@ def shell(there, monkeypatch):
     "line, says",
     [
         ("--nporc 2", "Did you mean --nproc?"),
+        ("--time 3", "unknown option --time"),
         ("--nproc two", "two"),
         ("--nproc", "--nproc"),
         ("--nproc 0", "nproc=0"),

@@ -381,7 +381,7 @@ def deliver(tmp_path):
         run = run_in(tmp_path / "run", 1)
         errors = {
             "ok": None,
-            "failed": failures.RankError(f"rank 0 failed\n\n{FAILED}", run, 0),
+            "failed": failures.RankError(f"rank 0 failed in train.py, line 3 (main)\n\n{FAILED}", run, 0),
             "hang": failures.HangError("no sign of life for 5 s. rank 0 train.py:3 all_reduce", run),
         }
         run.error = errors[kind]
