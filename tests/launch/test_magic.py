@@ -246,7 +246,7 @@ def test_an_expected_failure_lets_the_cell_pass(cells):
 )
 def test_a_wrong_call_is_one_line_without_our_frames(cells, name, says):
     (line,) = cells[name].error.traceback
-    assert line.startswith("InputError: ") and says in line and "\n" not in line
+    assert plain(line).startswith("InputError: ") and says in line and "\n" not in line
 
 
 def test_the_help_is_shown_by_a_question_mark(cells):
