@@ -49,6 +49,7 @@ class Job:
         self.folder = folder
         self.ranks = range(ranks)
         self.expiry: Expiry | None = None
+        self._of_ranks = work["kind"] == "torchrun"
         self._env = env | {"DDP_LAB_RUN_DIR": str(folder)}
         self._agent: subprocess.Popen | None = None
         (folder / "agent.json").write_text(json.dumps(work | {"kernel": os.getpid()}))
@@ -112,7 +113,12 @@ class Job:
         return found
 
     def where(self) -> tuple[list[dict], dict[int, str]]:
-        """Where each rank stands now (see stacks.place, with `rank`), and the whole dump of each rank's stacks."""
+        """Where each rank stands now (see stacks.place, with `rank`), and the whole dump of each rank's stacks.
+
+        Nothing for another command: only what rank.py has begun can say.
+        """
+        if not self._of_ranks:
+            return [], {}
         question = str(time.monotonic_ns())
         waiting = {rank: self._ask(rank, question) for rank in self.ranks}
         deadline = time.monotonic() + _ANSWER
@@ -218,11 +224,9 @@ def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float |
         finally:
             _end(jobs, screen, progress)
     if spots is not None:
-        table = describe_hang("stall", 0, spots).partition(" Where each rank stood:")[2]
+        _, stood, table = describe_hang("stall", 0, spots).partition(" Where each rank stood:")
         seconds = time.monotonic() - began
-        raise Interrupted(
-            f"interrupted after {seconds:.1f} s; nothing of the run is left. Where each rank stood:{table}"
-        )
+        raise Interrupted(f"interrupted after {seconds:.1f} s; nothing of the run is left.{stood}{table}")
 
 
 def _end(jobs: list[Job], screen: Screen, progress: Progress) -> None:

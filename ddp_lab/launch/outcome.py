@@ -16,10 +16,8 @@ def judge(run: Run, job: Job, kind: type[failures.RankError]) -> Exception | Non
         gone.run = run
         return gone
     if job.expiry:
-        # Only ranks can say where they stand; another command cannot.
-        where = [] if kind is failures.CommandError else job.expiry.where
-        text = failures.describe_hang(job.expiry.reason, job.expiry.limit, where)
-        return failures.HangError(text, run, job.expiry.reason, where, job.expiry.dumps)
+        text = failures.describe_hang(job.expiry.reason, job.expiry.limit, job.expiry.where)
+        return failures.HangError(text, run, job.expiry.reason, job.expiry.where, job.expiry.dumps)
     ends = [failures.read(run.dir, rank) for rank in job.ranks]
     if job.code == 0 and all(end.ended_well for end in ends):
         return None

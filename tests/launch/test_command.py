@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_a_command_that_cannot_start_says_so(tmp_path):
     seen = see(lab.command, str(broken))
     assert type(seen.error) is lab.CommandError and "No such file" in str(seen.error)
     assert seen.error.run.ranks[0].exitcode == 127
+
+
+def test_an_interrupt_ends_it_and_claims_nothing_about_where_it_stood():
+    code = f"import os, time; os.kill({os.getpid()}, {signal.SIGINT}); time.sleep(600)"
+    with pytest.raises(KeyboardInterrupt) as stop:
+        lab.command("python", "-c", code, show="none")
+    assert str(stop.value).endswith("s; nothing of the run is left.") and "\n" not in str(stop.value)
+    assert stop.value.run.ranks[0].exitcode == -signal.SIGTERM and not stop.value.run.ok
 
 
 def test_a_path_may_be_a_path(tmp_path):

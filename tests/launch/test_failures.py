@@ -409,7 +409,7 @@ def test_a_command_is_told_by_its_exit_code_and_the_end_of_its_stderr(folder):
 
 def test_a_command_that_hangs_claims_nothing_about_where_it_stands(folder):
     leave(folder, 0, None)
-    error = judge(folder, 1, None, Expiry("stall", 5, [spot(0)]), lab.CommandError)
+    error = judge(folder, 1, None, Expiry("stall", 5, []), lab.CommandError)
     assert str(error) == "no sign of life for 5 s; the run was stopped." and error.where == []
 
 
