@@ -15,6 +15,7 @@ import nbformat
 import psutil
 import pytest
 from kernels import LIMIT, MARK, READY, Emptying, command_line, end, kernel, marked, roles, stands_in
+from launching import plain
 from waiting import wait_for
 
 import ddp_lab as lab
@@ -135,7 +136,7 @@ def test_no_process_is_left(way, state, tmp_path, record_property):
             name, shown, _ = it.finish(cell)
             assert name == "Interrupted"
             for rank, function in enumerate(functions):
-                (line,) = [line for line in shown.splitlines() if line.startswith(f"{rank}  ")]
+                (line,) = [line for line in plain(shown).splitlines() if line.startswith(f"{rank}  ")]
                 assert function in line and "script.py:" in line
         if way == "agent killed":
             assert it.finish(cell)[0] is not None
