@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
-from ddp_lab.launch.output import Progress, Screen, colored, rank_color
+from ddp_lab.launch.output import Progress, Screen, colored, rank_color, say
 from ddp_lab.launch.result import Run, plural
 from ddp_lab.launch.torchrun import (
     check_arguments,
@@ -66,7 +66,7 @@ def commands(
     runs: list[Run] = []
     for argv in argvs:
         text = " ".join([*(f"{k}={shlex.quote(v)}" for k, v in settings.items()), shlex.join(argv)])
-        print(colored(f"$ {text}", _QUIET))
+        say(colored(f"$ {text}", _QUIET))
         folder = folders.create(1)
         runs.append(Run(folder, os.path.basename(argv[0]), text, 1, 0.0))
         jobs.append(Job(folder, {"kind": "command", "argv": argv}, environment.clean_path() | settings, 1))
@@ -85,7 +85,7 @@ def commands(
         run.error = outcome.judge(run, job, failures.CommandError)
     if all(run.ok for run in runs):
         count = f"{plural(len(runs), 'command')} · " if len(runs) > 1 else ""
-        print(colored(f"{count}{runs[0].seconds:.1f} s", _QUIET))
+        say(colored(f"{count}{runs[0].seconds:.1f} s", _QUIET))
     outcome.deliver(runs, expect, check, 1)
     return runs
 

@@ -247,6 +247,7 @@ class _Pulse:
         self._sign = self._worked = self._looked = self._asked = now
         self._vitals: dict[int, tuple[float, int]] = {}
         self._written = self._carried = 0
+        self._stood, self._since = None, now
 
     def look(self, now: float, heard: bool) -> None:
         """Take in what has happened since the last look."""
@@ -277,7 +278,13 @@ class _Pulse:
         self._asked = now
         spots = [spot for job in self._jobs if job.running for spot in job.where()[0]]
         self._written = sum(job.written() for job in self._jobs)  # asking has written, and is no sign of life
-        return bool(spots) and all(spot["stuck"] for spot in spots)
+        if not spots or not all(spot["collective"] for spot in spots):
+            return False
+        # In backward only time tells a bucket that nobody will finish from one that goes on behind the computing.
+        stood = [(spot["line"], spot["collective"], spot["number"]) for spot in spots]
+        if stood != self._stood:
+            self._stood, self._since = stood, now
+        return all(spot["stuck"] for spot in spots) or now - self._since >= stall
 
 
 @contextlib.contextmanager

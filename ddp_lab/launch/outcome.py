@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_lab.errors import InputError
 from ddp_lab.launch import failures, folders, ledger
 from ddp_lab.launch.job import Job
-from ddp_lab.launch.output import dressed
+from ddp_lab.launch.output import dressed, say
 from ddp_lab.launch.result import Rank, Run, remember
 
 
@@ -50,7 +50,7 @@ def deliver(runs: list[Run], expect: str | None, check: bool, nproc: int) -> Non
         elif error is not None:
             said = "stopped" if outcome == "hang" else "failed"
         if said:
-            print(f"{said}:\n\n{dressed(str(error))}\n")
+            say(f"{said}:\n\n{dressed(str(error))}\n")
         remember(run)
         reporting = sum(map(_has_reported, run.ranks)) if run.dir.is_dir() else 0
         ledger.write("run", script=run.name, nproc=nproc, ranks=reporting, outcome=outcome)

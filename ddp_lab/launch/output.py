@@ -46,6 +46,12 @@ def colored(text: str, color: str) -> str:
     return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print at once; what stdout's encoding does not have comes as `?`."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, errors="replace").decode(encoding), end=end, flush=True)
+
+
 def dressed(report: str) -> str:
     """A report on a failed run with the ranks in their colours and the failing line in red, where colours are shown."""
 
@@ -146,7 +152,7 @@ class Screen:
             printed = printed[:room]
         if printed:
             self._status.clear()
-            print("\n".join(printed), flush=True)
+            say("\n".join(printed))
         self._status.show(" · ".join(filter(None, [bar, *self._moving()])), last)
         return self._size() > before
 
@@ -189,11 +195,11 @@ class Status:
         """Put `text` in place of what stands there; at most five times a second, but always the last one."""
         if not (in_notebook() or sys.stdout.isatty()):  # nothing can be replaced there
             if last and text:
-                print(text, flush=True)
+                say(text)
             return
         now = time.monotonic()
         if last and self._on_terminal and text in ("", self._text):
-            print(flush=True)
+            say("")
             self._on_terminal = False
         if text == self._text or (not last and now - self._when < self._EVERY):
             return
@@ -207,13 +213,13 @@ class Status:
             else:
                 self._handle.update(data, raw=True)
         else:
-            print(f"\r\x1b[K{text}", end="\n" if last and text else "", flush=True)
+            say(f"\r\x1b[K{text}", end="\n" if last and text else "")
             self._on_terminal = not last
 
     def clear(self) -> None:
         """Make room for lines on a terminal; a display in a notebook stays where it is."""
         if self._on_terminal:
-            print("\r\x1b[K", end="")
+            say("\r\x1b[K", end="")
             self._on_terminal, self._text = False, ""
 
 

@@ -16,7 +16,7 @@ from ddp_lab import catalog, gpus, limits
 from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
-from ddp_lab.launch.output import Progress, Screen, colored, rank_color
+from ddp_lab.launch.output import Progress, Screen, colored, rank_color, say
 from ddp_lab.launch.result import Run, plural
 
 MOST_RANKS = 64
@@ -77,9 +77,9 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
         path.write_text(cell, encoding="utf-8")
         target = [str(path)]
     command = shown_command(settings, ["torchrun", "--standalone", "--nproc-per-node", str(nproc)], target, args)
-    print(colored(f"$ {command}", _QUIET))
+    say(colored(f"$ {command}", _QUIET))
     if note:
-        print(colored(note, _QUIET))
+        say(colored(note, _QUIET))
 
     work = {"kind": "torchrun", "argv": _torchrun_arguments(folder, nproc) + [*target, *args]}
     began = time.monotonic()
@@ -96,7 +96,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     run.seconds = time.monotonic() - began
     run.error = outcome.judge(run, job, failures.RankError)
     if run.ok:
-        print(colored(f"{plural(nproc, 'rank')} · {run.seconds:.1f} s", _QUIET))
+        say(colored(f"{plural(nproc, 'rank')} · {run.seconds:.1f} s", _QUIET))
     outcome.deliver([run], expect, check, nproc)
     return run
 

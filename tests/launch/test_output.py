@@ -385,3 +385,10 @@ def test_a_report_shows_ranks_in_their_colours_and_the_failing_line_in_red(monke
         f"<{orange}>rank 1</> failed\n<{output.RED}>  →   14 | raise</>\n<{blue}>0</>     x.py:3\n"
         f"<{green}>rank 2</>: its peer\n14 of them"
     )
+
+
+def test_a_stdout_that_has_no_bars_and_dots_gets_question_marks(monkeypatch):
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(output.sys, "stdout", narrow)
+    output.say("2 ranks · 1 s")
+    assert narrow.buffer.getvalue() == b"2 ranks ? 1 s\n"
