@@ -21,6 +21,12 @@ def judge(run: Run, job: Job, kind: type[failures.RankError]) -> Exception | Non
     ends = [failures.read(run.dir, rank) for rank in job.ranks]
     if job.code == 0 and all(end.ended_well for end in ends):
         return None
+    if job.code < 0:  # by a signal; an end of its own gives 0 or more
+        return failures.LaunchError(
+            f"{run.name}: its launcher was killed from outside (signal {-job.code}), and its ranks were ended with it. "
+            "SIGKILL (9) is often for memory.",
+            run,
+        )
     cause = failures.root_cause(ends)
     if cause is None or all(end.code is None and end.error is None for end in ends):
         return failures.LaunchError(_launch_report(run, job), run)

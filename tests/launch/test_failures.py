@@ -214,6 +214,12 @@ def test_a_launcher_that_ended_before_any_rank_says_so_in_its_own_words(folder):
     assert type(error) is lab.LaunchError and "the launcher's own words" in str(error)
 
 
+def test_a_launcher_that_was_killed_is_not_blamed_on_a_rank(folder):
+    leave(folder, 0, -9)
+    error = judge(folder, 1, code=-9)
+    assert type(error) is lab.LaunchError and "its launcher was killed from outside (signal 9)" in str(error)
+
+
 @pytest.mark.parametrize("content", ["", "{", "\0\0", "[1"])
 def test_files_that_a_full_disk_has_cut_do_not_stop_the_report(folder, content):
     leave(folder, 0, 1)
