@@ -67,7 +67,8 @@ def test_rank0_only_collective():
 
 def test_rank0_only_collective_cured():
     run = cured("rank0_only_collective", stall=STALL)
-    assert [rank.records for rank in run.ranks] == [[{"accuracy": (90 + 91) / 200}], []]
+    assert [rank.records[0] for rank in run.ranks] == [{"right": 90 + rank, "seen": 100} for rank in (0, 1)]
+    assert [rank.records[1:] for rank in run.ranks] == [[{"accuracy": (90 + 91) / 200}], []]
 
 
 def test_early_exit_one_rank():

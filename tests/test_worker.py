@@ -1,5 +1,6 @@
 """worker: what a rank logs, saves and reports arrives whole, as it was, or not at all."""
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -136,32 +137,36 @@ def test_records_arrive_after_the_script_has_changed_its_directory(rank_dir, tmp
     assert records(rank_dir) == [{"a": 1}] and (rank_dir / "saved" / "b.json").exists()
 
 
-@pytest.fixture
-def room_for(rank_dir):
-    """Make files end after so many bytes, as a full disk does: a last write that is cut, then an error."""
+@contextlib.contextmanager
+def room_for(size):
+    """Make files end after so many bytes, as a full disk does: a last write that is cut, then an error.
+
+    Around as little as can be: the limit holds for pytest's own output too, if that goes to a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (before[1] if size is None else size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_on_a_full_disk_a_record_is_whole_or_absent(rank_dir, room_for):
+def test_on_a_full_disk_a_record_is_whole_or_absent(rank_dir):
     worker.log(a="before")
-    room_for((rank_dir / "records.jsonl").stat().st_size + 20)
-    with pytest.raises(OSError, match="worker.log could not write") as error:
-        worker.log(a="x" * 50)
+    with room_for((rank_dir / "records.jsonl").stat().st_size + 20):
+        with pytest.raises(OSError, match="worker.log could not write") as error:
+            worker.log(a="x" * 50)
     assert "\n" not in str(error.value)
-    room_for(None)
     worker.log(a="after")
     assert records(rank_dir) == [{"a": "before"}, {"a": "after"}]
 
 
-def test_on_a_full_disk_a_saved_object_stays_as_it_was(rank_dir, room_for):
+def test_on_a_full_disk_a_saved_object_stays_as_it_was(rank_dir):
     worker.save("w", np.zeros(3))
     before = (rank_dir / "saved" / "w.npz").read_bytes()
-    room_for(100)
-    with pytest.raises(OSError, match="worker.save could not write"):
+    with room_for(100), pytest.raises(OSError, match="worker.save could not write"):
         worker.save("w", np.random.default_rng(0).random(1000))
     assert [p.name for p in (rank_dir / "saved").iterdir()] == ["w.npz"]
     assert (rank_dir / "saved" / "w.npz").read_bytes() == before
