@@ -120,27 +120,18 @@ class Job:
         if not self._of_ranks:
             return [], {}
         question = str(time.monotonic_ns())
-        waiting = {rank: self._ask(rank, question) for rank in self.ranks}
+        asked = {rank: self._ask(rank, question) for rank in self.ranks}
         deadline = time.monotonic() + _ANSWER
         spots, dumps = [], {}
-        for rank, start in waiting.items():
-            place = self.folder / f"rank{rank}"
+        for rank, start in asked.items():
             if start is None:
-                ended = read_json(place / "exit.json") is not None
+                ended = read_json(self.folder / f"rank{rank}" / "exit.json") is not None
                 spot = stacks.place([], None) | {"function": "has ended" if ended else "not started yet"}
             else:
-                while time.monotonic() < deadline:
-                    text = _read_from(place / "stacks.txt", start)
-                    answer = read_json(place / "collective.json") or {}
-                    if text.endswith("\n") and answer.get("question") == question:
-                        break
-                    time.sleep(0.01)
-                text = _read_from(place / "stacks.txt", start)
-                known = read_json(place / "rank.json") or {}
-                answer = read_json(place / "collective.json") or {}
-                unfinished = answer.get("unfinished") if answer.get("question") == question else None
-                spot = stacks.place(stacks.frames(text, known.get("main_thread")), unfinished)
-                dumps[rank] = text
+                answer = self._answer(rank, question, deadline)
+                dumps[rank] = _read_from(self.folder / f"rank{rank}" / "stacks.txt", start)
+                main_thread = (read_json(self.folder / f"rank{rank}" / "rank.json") or {}).get("main_thread")
+                spot = stacks.place(stacks.frames(dumps[rank], main_thread), answer.get("unfinished"))
             spots.append({"rank": rank} | spot)
         return spots, dumps
 
@@ -184,13 +175,33 @@ class Job:
         known = read_json(place / "rank.json")
         if known is None or not processes.alive(tuple(known["rank"])):
             return None
-        start = (place / "stacks.txt").stat().st_size
-        processes.send(tuple(known["rank"]), signal.SIGUSR1)
-        with contextlib.suppress(OSError):  # no reader yet
+        start = _size(place / "stacks.txt")
+        with contextlib.suppress(OSError):  # the pipe's reader has just ended
             pipe = os.open(place / "ask", os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, f"{question}\n".encode())
             os.close(pipe)
         return start
+
+    def _answer(self, rank: int, question: str, deadline: float) -> dict:
+        """What the rank answers by then; {} if it does not, and then it is made to dump its stacks by a signal."""
+        place = self.folder / f"rank{rank}"
+        while True:
+            answer = read_json(place / "collective.json") or {}
+            if answer.get("question") == question:
+                return answer
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        # Native code holds the interpreter's lock, so no thread of Python can run there. The signal needs none.
+        size = _size(place / "stacks.txt")
+        processes.send(tuple(read_json(place / "rank.json")["rank"]), signal.SIGUSR1)
+        deadline = time.monotonic() + _ANSWER
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            before, size = size, _size(place / "stacks.txt")
+            if size == before and _read_from(place / "stacks.txt", size - 1) == "\n":
+                break  # written piece by piece: whole when it has stopped growing
+        return {}
 
 
 def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float | None, stall: float | None) -> None:
@@ -309,6 +320,13 @@ def _io(process) -> int:
     except Exception:  # macOS has none; some containers hide them
         return 0
     return getattr(counters, "read_chars", counters.read_bytes) + getattr(counters, "write_chars", counters.write_bytes)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _read_from(path: Path, start: int) -> str:

@@ -1,7 +1,7 @@
 """What every rank runs first: torchrun starts `python -u rank.py script.py ...` or `... rank.py -m module ...`.
 
 It forks under a guard, and the child becomes the learner's script: `__main__`, `sys.argv` and `sys.path[0]` are what
-plain Python gives. Around it stand an error file, a dump of all stacks on SIGUSR1, and an end without teardown.
+plain Python gives. Around it stand an error file, an answer where it stands, and an end without teardown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import gc
 import importlib.util
 import io
 import itertools
-import json
 import os
 import signal
 import threading
@@ -60,25 +59,28 @@ def run(target: list[str], folder: Path) -> None:
 
 
 def stand_by(folder: Path) -> None:
-    """Be ready to say where this rank stands: its stacks on SIGUSR1, its unfinished collective on request."""
-    who = {"rank": processes.identity(), "main_thread": threading.main_thread().ident}
-    (folder / "rank.json").write_text(json.dumps(who))
+    """Be ready to say where this rank stands: stacks and unfinished collective on request, stacks alone on SIGUSR1."""
     # Opened once and kept: they are written from signal handlers, and when the disk or the memory may be at an end.
-    faulthandler.register(signal.SIGUSR1, file=open(folder / "stacks.txt", "ab", buffering=0), all_threads=True)
+    stacks = open(folder / "stacks.txt", "ab", buffering=0)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     faulthandler.enable(file=open(folder / "crash.txt", "ab", buffering=0), all_threads=False)
     os.mkfifo(folder / "ask", 0o600)
-    threading.Thread(target=_answer, args=(folder,), name="ddp_lab", daemon=True).start()
+    threading.Thread(target=_answer, args=(folder, stacks), name="ddp_lab", daemon=True).start()
+    # Last: from here on the kernel may ask and signal.
+    who = {"rank": processes.identity(), "main_thread": threading.main_thread().ident}
+    guard.write_whole(folder / "rank.json", who)
 
 
-def _answer(folder: Path) -> None:
-    """For each line written to the pipe `ask`, write the rank's unfinished collective to `collective.json`."""
+def _answer(folder: Path, stacks: io.FileIO) -> None:
+    """For each line written to the pipe `ask`, dump all stacks, then write the unfinished collective."""
     from ddp_lab.meters import recorder
 
     # Read and write, so that the pipe never ends when the kernel closes its side.
     with open(os.open(folder / "ask", os.O_RDWR), "rb", buffering=0) as asked:
         while question := asked.read(64):
+            faulthandler.dump_traceback(stacks, all_threads=True)
             answer = {"question": question.decode().strip(), "unfinished": recorder.unfinished()}
-            guard.write_whole(folder / "collective.json", answer)
+            guard.write_whole(folder / "collective.json", answer)  # after the dump, and so the sign that it is whole
 
 
 def _load(target: list[str]) -> tuple[types.CodeType, dict]:

@@ -22,17 +22,17 @@ _WRAPPERS = {"wrapper", "inner", "__call__"}
 
 
 def frames(text: str, main_thread: int | None) -> list[dict]:
-    """The main thread's frames (file, line, function), innermost first, of the last dump in `text`."""
+    """The frames (file, line, function) of one thread, innermost first, in the last dump in `text`.
+
+    `main_thread`: its ident; None for the last thread of the dump, which is the main one. [] if it is not there.
+    """
     threads: list[tuple[int, list[dict]]] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
             threads.append((int(found[1] or "0", 16), []))
         elif threads and (found := _FRAME.match(line)):
             threads[-1][1].append({"file": found[1], "line": int(found[2]), "function": found[3]})
-    for ident, stack in reversed(threads):
-        if ident == main_thread:
-            return stack
-    return threads[-1][1] if threads else []
+    return next((stack for ident, stack in reversed(threads) if main_thread in (ident, None)), [])
 
 
 def is_library(file: str) -> bool:

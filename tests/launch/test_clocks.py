@@ -278,3 +278,16 @@ def test_ranks_that_wait_for_one_that_computes_or_loads_are_not_stuck(tmp_path):
     seen = see(lab.torchrun, script(tmp_path, SLOW_RANK), stall=STALL, timeout=90)
     assert seen.error is None, seen.error
     assert "[rank 0] all there" in seen.lines and seen.seconds > 10
+
+
+HOLDS_THE_LOCK = """
+import ctypes
+ctypes.PyDLL(None).sleep(1000)  # native code that lets no thread of Python run
+"""
+
+
+def test_a_rank_whose_python_cannot_run_is_placed_too(tmp_path):
+    path = script(tmp_path, HOLDS_THE_LOCK)
+    seen = see(lab.torchrun, path, nproc=1, stall=STALL, timeout=90)
+    assert type(seen.error) is lab.HangError, seen.error
+    assert seen.error.where[0]["line"] == line_of(path, "sleep(1000)")

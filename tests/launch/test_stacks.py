@@ -122,3 +122,9 @@ def test_a_rank_that_computes_while_gloo_works_in_the_background_is_not_surely_s
 )
 def test_only_the_learners_own_files_and_the_labs_are_no_library(file, library):
     assert stacks.is_library(file) is library
+
+
+def test_a_dump_without_the_main_thread_places_nobody():
+    dump = 'Current thread 0x00000001 (most recent call first):\n  File "/lib/json.py", line 258 in encode\n'
+    assert stacks.frames(dump, 1)[0]["line"] == 258
+    assert stacks.frames(dump, 2) == []
