@@ -14,12 +14,12 @@ from ddp_lab import worker
 
 
 def main():
-    dist.init_process_group()  # the ranks find each other by what torchrun has put into the environment
+    dist.init_process_group()  # the ranks find each other by what torchrun has set
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     mine = rank + 1.0
     total = torch.tensor(mine)
-    dist.all_reduce(total)  # every rank calls it; afterwards `total` holds the sum of all ranks' numbers
+    dist.all_reduce(total)  # all ranks call it; afterwards `total` is the sum on each
 
     print(f"rank {rank} of {world_size}: I have {mine}, the sum is {total.item()}")
     worker.log(rank=rank, world_size=world_size, mine=mine, total=total)
@@ -28,4 +28,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops what is left of the process group, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

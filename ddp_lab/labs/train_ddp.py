@@ -29,7 +29,7 @@ def main():
 
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    here = int(os.environ["LOCAL_WORLD_SIZE"])  # a GPU for each rank of this machine, or the CPU for all
+    here = int(os.environ["LOCAL_WORLD_SIZE"])  # a GPU for each rank here, or the CPU for all
     kind = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).device_count() >= here), "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
 
@@ -62,10 +62,11 @@ def main():
     dist.all_reduce(right)
     accuracy = right.item() / len(test)
     print(f"test accuracy {accuracy:.1%}")
-    worker.log(accuracy=accuracy)
+    weights = sum(p.detach().double().abs().sum().item() for p in model.parameters())
+    worker.log(accuracy=accuracy, weights=weights)  # equal sums to the last bit: equal weights
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops DDP's reference cycles, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit

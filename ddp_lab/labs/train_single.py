@@ -50,7 +50,8 @@ def main():
             right += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
     accuracy = right.item() / len(test)
     print(f"test accuracy {accuracy:.1%}")
-    worker.log(accuracy=accuracy)
+    weights = sum(p.detach().double().abs().sum().item() for p in model.parameters())
+    worker.log(accuracy=accuracy, weights=weights)  # equal sums to the last bit: equal weights
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ddp_lab import worker
 
 
 def main():
-    # Longer than the launcher waits before it says where each rank stands; by hand, this ends the hang.
+    # torch's own limit: it ends the hang of a run by hand. A notebook's clocks are shorter.
     dist.init_process_group(timeout=timedelta(minutes=2))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
@@ -43,4 +43,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops DDP's reference cycles, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit

@@ -39,4 +39,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops DDP's reference cycles, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit

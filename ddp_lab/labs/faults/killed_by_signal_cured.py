@@ -36,4 +36,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops what is left of the process group, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

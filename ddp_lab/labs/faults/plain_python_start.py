@@ -15,9 +15,10 @@ from ddp_lab import worker
 def main():
     dist.init_process_group()
     worker.log(rank=dist.get_rank(), world_size=dist.get_world_size())
+    dist.barrier()  # a rank that left now would break off one that is still joining
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops what is left of the process group, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

@@ -22,7 +22,7 @@ def evaluate(right, seen):
 
 
 def main():
-    # Longer than the launcher waits before it says where each rank stands; by hand, this ends the hang.
+    # torch's own limit: it ends the hang of a run by hand. A notebook's clocks are shorter.
     dist.init_process_group(timeout=timedelta(minutes=2))
     rank = dist.get_rank()
 
@@ -38,4 +38,4 @@ def main():
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops what is left of the process group, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit
