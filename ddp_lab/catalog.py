@@ -40,14 +40,18 @@ def module(name):
     return "ddp_lab.labs." + name.replace("/", ".")
 
 
-def source(name, lines=None):
+def source(name, lines=None, docstring=True):
     """Show the source of a lab, a fault, or a file whose path ends in .py; `.text` is the plain text.
 
     lines: the first and the last line to show, counted from 1, as in `lines=(20, 31)`. None shows all.
+    docstring: False starts below the docstring, where that would tell what is to be predicted.
     """
     path = _path(name)
     text = _read(path)
     first, last = _range(lines, len(text.splitlines()))
+    if not docstring:
+        skip, code = _after_docstring(text)
+        first = max(first, skip + 1 + next((i for i, line in enumerate(code) if line.strip()), 0))
     rows = [("", str(number), number - 1, 0) for number in range(first, last + 1)]
     shown = "\n".join(text.splitlines()[first - 1 : last]) + "\n"
     return Listing(_title(path), shown, rows, [text])
@@ -107,7 +111,8 @@ class Listing:
         )
         return (
             f'<div style="margin:.3em 0"><div style="opacity:.7">{html.escape(self.title)}</div>'
-            f'<pre style="margin:0;line-height:1.35;background:none;overflow-x:auto">{body}</pre></div>'
+            f'<pre style="margin:0;line-height:1.35;background:none;overflow-x:auto;white-space:pre;'
+            f'word-break:normal;font-size:var(--jp-code-font-size,13px)">{body}</pre></div>'
         )
 
 

@@ -61,6 +61,13 @@ def test_source_shows_the_lines_asked_for(tmp_path):
     assert [row[7:] for row in plain(catalog.source(path, (2, 99)))[1:]] == ["<b>", '"""', 'last = "ü & \\n"']
 
 
+def test_source_can_leave_the_docstring_out_and_keeps_the_files_line_numbers():
+    whole = catalog.source("hello").text
+    listing = catalog.source("hello", docstring=False)
+    assert listing.text.startswith("import gc\n") and whole.endswith(listing.text)
+    assert plain(listing)[1].split()[0] == str(whole.splitlines().index("import gc") + 1)
+
+
 @pytest.mark.parametrize("lines", [3, (0, 2), (3, 2), ("a", "b"), (99, 100), (1, 2, 3)])
 def test_source_refuses_lines_that_are_none(tmp_path, lines):
     (tmp_path / "x.py").write_text("a\nb\nc\n")
