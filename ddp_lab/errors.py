@@ -1,8 +1,11 @@
 """The errors that a learner meets: typed, few, and shown as one clear text."""
 
 
-class LabError(Exception):
-    """Mix-in for errors whose message says it all: what was wrong, with the value, and what to do."""
+class LabError:
+    """Mix-in for errors whose message says it all: what was wrong, with the value, and what to do.
+
+    No exception by itself: the stop button's is a KeyboardInterrupt, which `except Exception` must not catch.
+    """
 
     def __str__(self):
         return " ".join(str(arg) for arg in self.args)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     sys.path.pop(0)  # the folder of this file: it must hide nobody's modules
 
 import importlib.util
@@ -78,8 +78,11 @@ def run_torchrun(argv: list[str], kernel: int) -> int:
     # Loading torch's libraries holds the interpreter's lock, from a slow disk for seconds: the thread that watches the
     # lifeline cannot run then. There are no ranks yet, so the system may end this process with the kernel.
     processes.die_with_parent(kernel)
-    from torch.distributed import run
-
+    try:
+        from torch.distributed import run
+    except Exception as error:
+        print(f"torch cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     processes.die_with_parent(kernel, 0)
     _keep_store_on_loopback()
     os.environ["DDP_LAB_AGENT"] = str(os.getpid())  # for the guards: if it ends before they look, they can tell

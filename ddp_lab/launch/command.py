@@ -12,7 +12,7 @@ from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color, say
-from ddp_lab.launch.result import Run, plural
+from ddp_lab.launch.result import Run, plural, remember
 from ddp_lab.launch.torchrun import (
     check_arguments,
     check_clocks,
@@ -78,6 +78,7 @@ def commands(
         for run in runs:
             run.seconds, run.error, stop.run = time.monotonic() - began, stop, runs[0]
             folders.finish(run.dir, {"outcome": "interrupted", "seconds": run.seconds, "command": run.command})
+            remember(run)
         raise
     for run in runs:
         run.seconds = time.monotonic() - began

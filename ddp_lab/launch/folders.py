@@ -27,7 +27,10 @@ def home() -> Path:
 
 def create(ranks: int) -> Path:
     """A new folder for a run, with a folder for each rank. Raises InputError where nothing can be written."""
-    shelf = home() / ledger.notebook()
+    try:
+        shelf = home() / ledger.notebook()
+    except RuntimeError as error:  # no home folder is known, or none of the user named after a tilde
+        raise InputError(f"{error} Set DDP_LAB_HOME to the whole path of a folder for runs.") from None
     try:
         for folder in (home(), shelf):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -112,10 +112,11 @@ class Job:
                         found[process.pid] = (cpu.user + cpu.system, _io(process))
         return found
 
-    def where(self) -> tuple[list[dict], dict[int, str]]:
+    def where(self, insist: bool = True) -> tuple[list[dict], dict[int, str]]:
         """Where each rank stands now (see stacks.place, with `rank`), and the whole dump of each rank's stacks.
 
-        Nothing for another command: only what rank.py has begun can say.
+        Nothing for another command: only what rank.py has begun can say. `insist`: a rank that does not answer is
+        made to by a signal, for which it must be about to be stopped.
         """
         if not self._of_ranks:
             return [], {}
@@ -129,9 +130,11 @@ class Job:
                 spot = stacks.place([], None) | {"function": "has ended" if ended else "not started yet"}
             else:
                 answer = self._answer(rank, question, deadline)
+                if answer is None and insist:
+                    self._make_dump(rank)
                 dumps[rank] = _read_from(self.folder / f"rank{rank}" / "stacks.txt", start)
                 main_thread = (read_json(self.folder / f"rank{rank}" / "rank.json") or {}).get("main_thread")
-                spot = stacks.place(stacks.frames(dumps[rank], main_thread), answer.get("unfinished"))
+                spot = stacks.place(stacks.frames(dumps[rank], main_thread), (answer or {}).get("unfinished"))
             spots.append({"rank": rank} | spot)
         return spots, dumps
 
@@ -182,26 +185,30 @@ class Job:
             os.close(pipe)
         return start
 
-    def _answer(self, rank: int, question: str, deadline: float) -> dict:
-        """What the rank answers by then; {} if it does not, and then it is made to dump its stacks by a signal."""
-        place = self.folder / f"rank{rank}"
+    def _answer(self, rank: int, question: str, deadline: float) -> dict | None:
+        """What the rank answers by then, None if it does not."""
         while True:
-            answer = read_json(place / "collective.json") or {}
+            answer = read_json(self.folder / f"rank{rank}" / "collective.json") or {}
             if answer.get("question") == question:
                 return answer
             if time.monotonic() > deadline:
-                break
+                return None
             time.sleep(0.01)
-        # Native code holds the interpreter's lock, so no thread of Python can run there. The signal needs none.
+
+    def _make_dump(self, rank: int) -> None:
+        """Have a rank dump its stacks where native code holds the interpreter's lock, so that no thread can answer."""
+        place = self.folder / f"rank{rank}"
+        who = tuple((read_json(place / "rank.json") or {}).get("rank", (0, 0)))
+        if not processes.handles(who, signal.SIGUSR1):  # it has become another program: the signal would end it
+            return
         size = _size(place / "stacks.txt")
-        processes.send(tuple(read_json(place / "rank.json")["rank"]), signal.SIGUSR1)
+        processes.send(who, signal.SIGUSR1)
         deadline = time.monotonic() + _ANSWER
         while time.monotonic() < deadline:
             time.sleep(0.05)
             before, size = size, _size(place / "stacks.txt")
             if size == before and _read_from(place / "stacks.txt", size - 1) == "\n":
                 break  # written piece by piece: whole when it has stopped growing
-        return {}
 
 
 def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float | None, stall: float | None) -> None:
@@ -234,6 +241,8 @@ def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float |
                 break
         finally:
             _end(jobs, screen, progress)
+        if interrupts and spots is None:  # while a clock was stopping the jobs
+            spots = [spot for job in jobs if job.expiry for spot in job.expiry.where]
     if spots is not None:
         _, stood, table = describe_hang("stall", 0, spots).partition(" Where each rank stood:")
         seconds = time.monotonic() - began
@@ -287,7 +296,7 @@ class _Pulse:
         if now - self._asked < max(1.0, stall / 2):
             return False
         self._asked = now
-        spots = [spot for job in self._jobs if job.running for spot in job.where()[0]]
+        spots = [spot for job in self._jobs if job.running for spot in job.where(insist=False)[0]]
         self._written = sum(job.written() for job in self._jobs)  # asking has written, and is no sign of life
         if not spots or not all(spot["collective"] for spot in spots):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,6 +10,9 @@ import time
 
 Identity = tuple[int, float]
 """A process: its pid, and when it started (seconds since the epoch), so that a reused pid is no match."""
+
+_CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
+_GRACE = 0.5  # seconds that these get: they go when the last process that shared the memory has gone
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -39,6 +43,18 @@ def send(who: Identity, number: int) -> None:
         _kill(who[0], number)
 
 
+def handles(who: Identity, number: int) -> bool:
+    """Whether this very process has a handler for a signal, so that the signal does not end it (Linux; else True)."""
+    if not alive(who):
+        return False
+    try:
+        with open(f"/proc/{who[0]}/status") as status:
+            caught = next(int(line.split()[1], 16) for line in status if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return True
+    return bool(caught >> (number - 1) & 1)
+
+
 def session_members(leader: Identity) -> list[int]:
     """Pids of the session that `leader` opened with setsid(), the leader included, zombies left out."""
     import psutil
@@ -53,12 +69,13 @@ def session_members(leader: Identity) -> list[int]:
 
 def end_session(leader: Identity) -> None:
     """SIGKILL everything in the session of `leader`, until nothing new appears in it."""
-    for _ in range(20):  # a process that forks while it is being killed needs a second round
-        members = session_members(leader)
-        if not members:
-            return
+    grace = time.monotonic() + _GRACE
+    while members := session_members(leader):  # a process that forks while it is being killed needs a second round
         for pid in members:
-            _kill(pid, signal.SIGKILL)
+            if time.monotonic() > grace or not _cleans_up(pid):
+                _kill(pid, signal.SIGKILL)
+        if time.monotonic() > grace + 1:
+            return  # the system holds them, in the midst of I/O
         time.sleep(0.005)
 
 
@@ -82,13 +99,13 @@ def end_descendants() -> None:
     import psutil
 
     me = psutil.Process()
-    for _ in range(200):
+    grace = time.monotonic() + _GRACE
+    while time.monotonic() < grace + 1:
         children = me.children(recursive=True)
         for child in children:
-            try:
-                child.kill()
-            except psutil.NoSuchProcess:
-                pass
+            if time.monotonic() > grace or not _cleans_up(child.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -96,6 +113,16 @@ def end_descendants() -> None:
             if not children:
                 return
         time.sleep(0.002)
+
+
+def _cleans_up(pid: int) -> bool:
+    """Whether it is a helper of Python or torch that ends by itself, after it has removed shared memory."""
+    import psutil
+
+    try:
+        return any(name in " ".join(psutil.Process(pid).cmdline()) for name in _CLEANERS)
+    except psutil.Error:
+        return False
 
 
 def _session(pid: int) -> int | None:

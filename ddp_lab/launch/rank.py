@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     sys.path.pop(0)  # the folder of this file: it must hide nobody's modules
 
 import atexit
@@ -22,15 +22,13 @@ import itertools
 import os
 import signal
 import threading
-import time
-import traceback
 import types
 from pathlib import Path
 
 if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not installed
     sys.path.append(str(Path(__file__).parents[2]))
 
-from ddp_lab.launch import guard, processes
+from ddp_lab.launch import error_file, guard, processes
 
 
 def main() -> None:
@@ -44,6 +42,7 @@ def main() -> None:
 def run(target: list[str], folder: Path) -> None:
     """Be the script `target` (path or `-m module`, then its arguments); never returns."""
     stand_by(folder)
+    report = error_file.Report(folder)
     code = 0
     try:
         program, namespace = _load(target)
@@ -51,10 +50,10 @@ def run(target: list[str], folder: Path) -> None:
     except SystemExit as stop:
         code = _exit_code(stop)
         if code:
-            _report(stop, folder, code, show=False)
+            report.write(stop, code, __file__)
     except BaseException as error:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-        _report(error, folder, code)
+        report.write(error, code, __file__)
     leave(code)
 
 
@@ -103,82 +102,9 @@ def _load(target: list[str]) -> tuple[types.CodeType, dict]:
 def _exit_code(stop: SystemExit) -> int:
     if stop.code is None or isinstance(stop.code, int):
         return (stop.code or 0) & 0xFF
-    print(stop.code, file=sys.stderr)
+    with contextlib.suppress(Exception):  # the script closed its stderr, or the object cannot be printed
+        print(stop.code, file=sys.stderr)
     return 1
-
-
-def _report(error: BaseException, folder: Path, code: int, show: bool = True) -> None:
-    """Write `error.json`, then (unless Python shows none either) the traceback to stderr, our own frames left out."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
-        tb = tb.tb_next
-    error = error.with_traceback(tb)
-    frames = _frames(error)
-    if isinstance(error, SyntaxError) and error.filename:
-        frames.append({"file": error.filename, "line": error.lineno or 0, "function": "", "code": error.text or ""})
-    text = _shown(error).encode(errors="replace") if show else b""
-    _flush()
-    report = {
-        "time_ns": time.time_ns(),
-        "type": type(error).__name__,
-        "message": _message(error),
-        "frames": frames,
-        "origins": [{"type": type(e).__name__, "message": _message(e), "frames": _frames(e)} for e in _origins(error)],
-        "code": code,
-        # Where in stderr the traceback will stand. The kernel shows it once, in the error, and so skips it there.
-        "shown": [size := _size(2), size + len(text)],
-    }
-    guard.write_whole(folder / "error.json", report)
-    _write_all(2, text)
-
-
-def _frames(error: BaseException) -> list[dict]:
-    return [
-        {"file": f.filename, "line": f.lineno, "function": f.name, "code": f.line or ""}
-        for f in traceback.extract_tb(error.__traceback__)
-    ]
-
-
-def _origins(error: BaseException) -> list[BaseException]:
-    """What an error came from (`raise ... from`, or raised while another was being dealt with), the nearest first."""
-    found = [error]
-    while len(found) < 6:
-        last = found[-1]
-        origin = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if origin is None or origin in found:
-            break
-        found.append(origin)
-    return found[1:]
-
-
-def _shown(error: BaseException) -> str:
-    """What Python, or the hook that the script has set (torch.distributed sets one), prints of an error."""
-    text = io.StringIO()
-    with contextlib.redirect_stderr(text):
-        sys.excepthook(type(error), error, error.__traceback__)
-    return text.getvalue()
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return error.msg if isinstance(error, SyntaxError) else str(error)
-    except Exception as broken:
-        return f"(its message cannot be shown: {type(broken).__name__})"
-
-
-def _size(descriptor: int) -> int:
-    try:
-        return os.fstat(descriptor).st_size
-    except OSError:
-        return 0
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except OSError:
-        pass  # the script closed its stderr, or the disk is full: error.json has the error
 
 
 def _flush() -> None:
@@ -195,7 +121,7 @@ def _flush_files() -> None:
     everything = gc.get_objects()  # some 300,000: gone through without a step of Python's for each
     files = list(itertools.compress(everything, map(kinds.__contains__, map(type, everything))))
     for file in sorted(files, key=lambda file: type(file) is not io.TextIOWrapper):  # they go to the buffers below
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):  # whatever stands below may be closed, full or the script's own
             file.flush()
 
 
@@ -203,8 +129,10 @@ def leave(code: int) -> None:
     """End as Python ends: other threads waited for, exit handlers run, all flushed; but without the interpreter's
     teardown, in which torch 2.14 aborts some healthy DDP processes.
     """
-    threading._shutdown()  # what Py_FinalizeEx calls first
-    atexit._run_exitfuncs()
+    with contextlib.suppress(BaseException):  # an interrupt now changes nothing any more
+        threading._shutdown()  # what Py_FinalizeEx calls first
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
     _flush()
     _flush_files()
     ctypes.CDLL(None).fflush(None)  # what C and C++ printed

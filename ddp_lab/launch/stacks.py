@@ -54,6 +54,8 @@ def place(stack: list[dict], unfinished: dict | None) -> dict:
     """
     own = next((i for i, frame in enumerate(stack) if not is_library(frame["file"])), None)
     here = stack[own] if own is not None else (stack[-1] if stack else {})
+    if own is None and any(frame["function"] == "leave" and frame["file"].startswith(_OURS) for frame in stack):
+        here = {"file": "", "function": "its end, where it waits for a thread of its own"}
     called = _called(stack[:own] if own is not None else stack)
     if called == "backward":
         called = f"backward (bucket {unfinished['name']})" if unfinished else None
@@ -63,7 +65,7 @@ def place(stack: list[dict], unfinished: dict | None) -> dict:
     # gloo's entries stay unfinished until somebody waits for them; nccl's end by themselves.
     certain = certain or bool(unfinished and unfinished["backend"] == "nccl")
     return {
-        "file": Path(here["file"]).name if here else None,
+        "file": Path(here["file"]).name or None if here else None,
         "line": here.get("line"),
         "function": here.get("function"),
         "collective": called or (unfinished["name"] if unfinished else None),

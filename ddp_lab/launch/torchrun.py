@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 
 from ddp_lab import catalog, gpus, limits
@@ -17,7 +18,7 @@ from ddp_lab.errors import InputError
 from ddp_lab.launch import environment, failures, folders, outcome
 from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color, say
-from ddp_lab.launch.result import Run, plural
+from ddp_lab.launch.result import Run, plural, remember
 
 MOST_RANKS = 64
 _QUIET = "#6E7781"
@@ -91,6 +92,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
         follow([job], screen, progress, timeout, stall)
     except Interrupted as stop:
         run.seconds, run.error, stop.run = time.monotonic() - began, stop, run
+        remember(run)
         folders.finish(folder, {"outcome": "interrupted", "seconds": run.seconds, "command": command})
         raise
     run.seconds = time.monotonic() - began
@@ -115,7 +117,7 @@ def shown_command(settings: Mapping[str, str], start: list[str], target: list[st
 
 def _short(path: str) -> str:
     forms = [shlex.quote(path), shlex.quote(os.path.relpath(path))]
-    home = str(Path.home())
+    home = os.path.expanduser("~")
     if os.path.abspath(path).startswith(home + os.sep):
         forms.append("~/" + shlex.quote(os.path.relpath(path, home)))
     return min(forms, key=len)
@@ -174,6 +176,11 @@ def require_system() -> None:
     """Raise InputError where runs cannot be started at all."""
     if os.name != "posix":
         raise InputError("runs need Linux or macOS. On Windows, work in WSL (the README says how).")
+    if "RANK" in os.environ and "DDP_LAB_RANK_DIR" in os.environ:
+        raise InputError(
+            "a rank must not start a run: each of its ranks would start the next. Under torchrun the script is the "
+            "rank's own program; call lab.torchrun from a notebook or from another script."
+        )
     try:
         os.getcwd()
     except OSError:
@@ -189,7 +196,7 @@ def check_arguments(args: Iterable[str]) -> None:
 
 
 def check_nproc(nproc: int) -> None:
-    if isinstance(nproc, bool) or not isinstance(nproc, int):
+    if isinstance(nproc, bool) or not isinstance(nproc, Integral):
         raise InputError(f"nproc={nproc!r} is not a whole number. Write nproc=2.")
     if not 1 <= nproc <= MOST_RANKS:
         raise InputError(f"nproc={nproc}: a run has 1 to {MOST_RANKS} ranks.")
@@ -235,6 +242,14 @@ def shown_ranks(show: str | int | Iterable[int], nproc: int) -> set[int] | None:
     return set(numbers)
 
 
+def _encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     if env is None:
         return {}
@@ -243,7 +258,7 @@ def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     for name, value in env.items():
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"env: {name!r} is no name of a variable.")
-        if not isinstance(value, str) or "\0" in value:
+        if not isinstance(value, str) or "\0" in value or not _encodable(value):
             raise InputError(f"env: the value of {name} is {value!r}, not a text. Write {str(value)!r}.")
     return dict(env)
 
