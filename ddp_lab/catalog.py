@@ -52,6 +52,8 @@ def source(name, lines=None, docstring=True):
     if not docstring:
         skip, code = _after_docstring(text)
         first = max(first, skip + 1 + next((i for i, line in enumerate(code) if line.strip()), 0))
+        if first > last:
+            raise InputError(f"there is no code in lines={lines!r} of {_title(path)}, only its docstring")
     rows = [("", str(number), number - 1, 0) for number in range(first, last + 1)]
     shown = "\n".join(text.splitlines()[first - 1 : last]) + "\n"
     return Listing(_title(path), shown, rows, [text])
@@ -109,10 +111,13 @@ class Listing:
         body = "".join(
             _row(mark, number, "" if index is None else lines[file][index]) for mark, number, index, file in self._rows
         )
+        # JupyterLab breaks the lines of a <pre> anywhere, and goes on under the numbers: here they scroll. The inner
+        # block is as wide as the longest one, so that the colour of a changed line goes on where the scrolling begins.
         return (
             f'<div style="margin:.3em 0"><div style="opacity:.7">{html.escape(self.title)}</div>'
             f'<pre style="margin:0;line-height:1.35;background:none;overflow-x:auto;white-space:pre;'
-            f'word-break:normal;font-size:var(--jp-code-font-size,13px)">{body}</pre></div>'
+            f'word-break:normal;font-size:var(--jp-code-font-size,13px)">'
+            f'<span style="display:inline-block;min-width:100%">{body}</span></pre></div>'
         )
 
 

@@ -68,6 +68,15 @@ def test_source_can_leave_the_docstring_out_and_keeps_the_files_line_numbers():
     assert plain(listing)[1].split()[0] == str(whole.splitlines().index("import gc") + 1)
 
 
+def test_lines_within_the_docstring_alone_are_refused_where_it_is_left_out(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text('"""What\nhappens.\n"""\n\nx = 1\ny = 2\n')
+    assert catalog.source(path, (1, 5), docstring=False).text == "x = 1\n"
+    assert catalog.source(path, (6, 6), docstring=False).text == "y = 2\n"
+    with pytest.raises(InputError, match="only its docstring"):
+        catalog.source(path, (1, 3), docstring=False)
+
+
 @pytest.mark.parametrize("lines", [3, (0, 2), (3, 2), ("a", "b"), (99, 100), (1, 2, 3)])
 def test_source_refuses_lines_that_are_none(tmp_path, lines):
     (tmp_path / "x.py").write_text("a\nb\nc\n")
@@ -99,6 +108,14 @@ def test_diff_shows_each_change_of_the_code_with_three_lines_around_it():
 def test_diff_of_equal_files_says_so(tmp_path):
     listing = catalog.diff("hello", catalog.find("hello"))
     assert listing.text == "" and "are the same" in repr(listing) and "are the same" in listing._repr_html_()
+
+
+def test_long_lines_scroll_and_keep_the_size_of_the_cells():
+    page = catalog.diff("train_single", "train_ddp")._repr_html_()
+    style = re.search(r'<pre style="([^"]*)"><span style="([^"]*)"', page)
+    assert {"white-space:pre", "word-break:normal", "overflow-x:auto"} <= set(style[1].split(";"))
+    assert "font-size:var(--jp-code-font-size," in style[1]
+    assert style[2] == "display:inline-block;min-width:100%"  # a changed line is coloured as far as one can scroll
 
 
 def test_colours_follow_the_theme():
