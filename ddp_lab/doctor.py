@@ -24,6 +24,7 @@ MOST_RANKS = 8  # a course of small models learns nothing from more
 SETTINGS = Path("/proc/sys")
 TRY = 3  # seconds for an attempt to make a namespace; it takes milliseconds
 SETUP = "python3 scripts/lab.py"
+SHORT = 32  # characters of what was found that stay on one line
 
 
 def machine(full=False):
@@ -62,7 +63,7 @@ class Report:
 
     def __str__(self):
         items = max(len(row["item"]) for row in self.rows)
-        found = min(32, max(len(row["found"]) for row in self.rows))
+        found = min(SHORT, max(len(row["found"]) for row in self.rows))
         lines = []
         for row in self.rows:
             left = _wrap(row["found"], found)
@@ -90,13 +91,15 @@ class Report:
         for row in self.rows:
             sign, colour = _SIGNS[mark := self._mark(row)]
             means = html.escape(row["means"])
+            wrap = "nowrap" if len(row["found"]) <= SHORT else "normal;overflow-wrap:anywhere"  # a path may be long
+            found = f"font-weight:bold;max-width:18em;white-space:{wrap}"
             if row["cure"]:
                 means += f"<br><b>Cure:</b> {_code(row['cure'])}"
             rows.append(
                 f'<tr style="background:none">'
                 f'<td style="{cell};color:{colour};font-weight:bold" title="{mark}">{sign}</td>'
                 f'<td style="{cell};white-space:nowrap">{html.escape(row["item"])}</td>'
-                f'<td style="{cell};font-weight:bold;max-width:18em">{html.escape(row["found"])}</td>'
+                f'<td style="{cell};{found}">{html.escape(row["found"])}</td>'
                 f'<td style="{cell}">{means}</td></tr>'
             )
         return (

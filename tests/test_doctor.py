@@ -115,6 +115,15 @@ def test_the_page_brings_no_colour_but_that_of_the_signs(pretend):
     assert cells and all("background:none" in cell for cell in cells)  # undoes JupyterLab's stripes
 
 
+def test_what_is_found_stays_on_one_line_unless_it_is_long(pretend, monkeypatch):
+    monkeypatch.setenv("DDP_LAB_HOME", "/tmp/" + "long" * 20)
+    page = pretend()(full=True)._repr_html_()
+    cells = re.findall(r"white-space:(nowrap|normal;overflow-wrap:anywhere)\">([^<]*)</td><td", page)
+    found = {html.unescape(text): wrap == "nowrap" for wrap, text in cells}
+    assert any("free of" in text for text in found) and any(len(text) > 32 for text in found)
+    assert all(one_line == (len(text) <= 32) for text, one_line in found.items() if text)
+
+
 def test_it_is_quick_and_imports_no_torch():
     code = (
         "import sys, time; start = time.perf_counter()\n"
