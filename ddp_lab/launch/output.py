@@ -13,9 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-"""A rank's colour through the whole course, in text and pictures: the palette of Okabe and Ito (2008)."""
+"""A rank's colour through the whole course, as pictures have it: the palette of Okabe and Ito (2008)."""
 
-RED = "#D1453B"
+# A text needs a contrast of 3 to what is behind it: to white, to JupyterLab's dark page (#111), and to its boxes for
+# errors, #fdd on the light page and #511f1b on the dark one. Luminances from 0.184 to 0.23 have it on all four.
+# So these are the colours of the palette at a luminance of 0.205: linear red, green and blue times one factor.
+TEXT_COLORS = ("#0083CB", "#A87300", "#008F67", "#AE668E", "#3D84AC", "#CE5B00", "#867F21", "#7D7D7D")
+"""The same colours as text has them, in bold: see text_color()."""
+
+RED = "#DA4A40"
 
 HEAD, TAIL = 500, 200
 """Lines of a run that are shown: the first ones at once, the last ones at the end. The files keep all."""
@@ -31,6 +37,11 @@ def rank_color(rank: int) -> str:
     return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
+def text_color(color: str) -> str:
+    """A rank's colour as it is readable in text, on light and dark pages; any other colour as it is."""
+    return TEXT_COLORS[RANK_COLORS.index(color)] if color in RANK_COLORS else color
+
+
 def in_notebook() -> bool:
     """Whether the cells of a Jupyter kernel call us: there displays can be updated."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -38,12 +49,16 @@ def in_notebook() -> bool:
 
 
 def colored(text: str, color: str) -> str:
-    """`text` in this `#rrggbb` colour, where colours are shown: in a notebook and on a terminal."""
+    """`text` in this `#rrggbb` colour, where colours are shown: in a notebook and on a terminal.
+
+    A rank's colour comes bold and as text_color() has it.
+    """
     plain = os.environ.get("NO_COLOR") or not (in_notebook() or sys.stdout.isatty())
     if plain:
         return text
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+    bold = "1;" if color in RANK_COLORS else ""
+    red, green, blue = (int(text_color(color)[i : i + 2], 16) for i in (1, 3, 5))
+    return f"\x1b[{bold}38;2;{red};{green};{blue}m{text}\x1b[0m"
 
 
 def say(text: str, end: str = "\n") -> None:

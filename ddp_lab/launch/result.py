@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_lab.errors import InputError, LabError
 from ddp_lab.launch import folders
 from ddp_lab.launch.failures import read_json
-from ddp_lab.launch.output import rank_color
+from ddp_lab.launch.output import rank_color, text_color
 from ddp_lab.launch.saved import Saved
 
 
@@ -169,7 +169,8 @@ def plural(number: int, noun: str) -> str:
 def _column(rank: Rank) -> str:
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line)[:200] for line in rank.stdout.splitlines()[-12:]]
     body = html.escape("\n".join(lines)) or '<span style="opacity:.6">printed nothing</span>'
+    look = "margin:.2em 0;background:none;overflow-x:auto;white-space:pre;font-size:var(--jp-code-font-size,13px)"
     return (
-        f'<div style="overflow-x:auto"><b style="color:{rank_color(rank.rank)}">rank {rank.rank}</b>'
-        f'<pre style="margin:.2em 0;background:none">{body}</pre></div>'
+        f'<div style="min-width:0"><b style="color:{text_color(rank_color(rank.rank))}">rank {rank.rank}</b>'
+        f'<pre style="{look}">{body}</pre></div>'
     )

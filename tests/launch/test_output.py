@@ -368,11 +368,44 @@ def test_ranks_have_the_colours_of_okabe_and_ito_and_come_round_after_the_eighth
     assert output.rank_color(8) == output.rank_color(0)
 
 
+def linear(color):
+    """Red, green and blue of `#rrggbb` in linear light (sRGB)."""
+    values = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
+
+
+def luminance(color):
+    return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear(color), strict=True))
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it: from 1 to 21."""
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+BEHIND = {"light": "#ffffff", "dark": "#111111", "error, light": "#ffdddd", "error, dark": "#511f1b"}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("color", [*output.TEXT_COLORS, output.RED])
+def test_a_coloured_text_is_readable_on_each_page_of_jupyterlab(color, behind):
+    assert contrast(color, behind) >= 3
+
+
+@pytest.mark.parametrize("color, text", list(zip(output.RANK_COLORS, output.TEXT_COLORS, strict=True)))
+def test_a_ranks_text_has_the_hue_of_its_pictures(color, text):
+    assert output.text_color(color) == text
+    factor = luminance(text) / luminance(color)
+    assert linear(text) == pytest.approx([factor * value for value in linear(color)], abs=0.005)
+
+
 def test_colours_are_left_out_where_they_would_be_noise(monkeypatch, capsys):
     assert output.colored("x", "#0072B2") == "x"  # pytest's capture is no terminal
     monkeypatch.setattr(output, "in_notebook", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert output.colored("x", "#0072B2") == "\x1b[38;2;0;114;178mx\x1b[0m"
+    assert output.colored("x", "#6E7781") == "\x1b[38;2;110;119;129mx\x1b[0m"
+    assert output.colored("x", "#0072B2") == "\x1b[1;38;2;0;131;203mx\x1b[0m"  # a rank's: bold, readable
     monkeypatch.setenv("NO_COLOR", "1")
     assert output.colored("x", "#0072B2") == "x"
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ from launching import leave, run_in
 import ddp_lab as lab
 from ddp_lab import worker
 from ddp_lab.errors import InputError
-from ddp_lab.launch import result
+from ddp_lab.launch import output, result
 
 
 @pytest.fixture
@@ -134,6 +135,15 @@ def test_the_view_of_many_ranks_and_long_outputs_stays_small(folder):
 def test_a_rank_that_printed_nothing_is_said_to_have(folder):
     leave(folder, 0)
     assert "printed nothing" in run_in(folder, 1)._repr_html_()
+
+
+def test_the_view_names_ranks_in_readable_colours_and_scrolls_long_lines(folder):
+    for rank in range(2):
+        leave(folder, rank, stdout="a long line " * 15)
+    page = run_in(folder, 2)._repr_html_()
+    assert re.findall(r'<b style="color:([^"]*)">rank', page) == list(output.TEXT_COLORS[:2])
+    pieces = re.findall(r'<pre style="([^"]*)"', page)
+    assert len(pieces) == 2 and all("white-space:pre;" in style and "overflow-x:auto" in style for style in pieces)
 
 
 def test_a_run_whose_folder_is_gone_says_so_in_a_line(folder):
