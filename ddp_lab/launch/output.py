@@ -238,9 +238,26 @@ class Status:
             self._on_terminal, self._text = False, ""
 
 
+_DRAWN_BAR = re.compile("▕([█▏▎▍▌▋▊▉ ]+)▏")  # as _bar() draws it
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
 def _bar_html(text: str) -> str:
+    """The same line with its first bar as boxes: blocks of text would stand there as a black slab."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    return f'<pre style="margin:0;white-space:pre-wrap">{html.escape(plain)}</pre>'
+    found = _DRAWN_BAR.search(plain)
+    if found is None:
+        return f'<pre style="margin:0;white-space:pre-wrap">{html.escape(plain)}</pre>' if plain else ""
+    share = sum(map(_EIGHTHS.index, found[1])) / (8 * len(found[1]))
+    before, after = (html.escape(part.strip()) for part in (plain[: found.start()], plain[found.end() :]))
+    track = "width:16em;height:8px;border-radius:4px;background:rgba(128,128,128,.25)"
+    fill = f"width:{share:.1%};height:8px;border-radius:4px;background:{TEXT_COLORS[0]}"
+    return (
+        '<div style="display:flex;flex-wrap:wrap;align-items:center;column-gap:.8em;white-space:pre-wrap;'
+        "padding-left:var(--jp-code-padding,0);"
+        'font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)">'
+        f'<div>{before}</div><div style="{track}"><div style="{fill}"></div></div><div>{after}</div></div>'
+    )
 
 
 class Progress:

@@ -272,7 +272,28 @@ def test_the_bar_of_progress_stays_when_the_run_has_ended(streams, notebook, clo
     screen.update("▕██  ▏ 5/10")
     screen.update("▕████▏ 10/10")
     screen.update("▕████▏ 10/10", last=True)
-    assert notebook.shown["text/plain"] == "▕████▏ 10/10" and "▕████▏" in notebook.shown["text/html"]
+    assert notebook.shown["text/plain"] == "▕████▏ 10/10"
+    assert "width:100.0%" in notebook.shown["text/html"] and "10/10" in notebook.shown["text/html"]
+
+
+@pytest.mark.parametrize("done, width", [(0, "0.0%"), (1, "12.5%"), (5, "62.5%"), (8, "100.0%")])
+def test_in_a_notebook_the_bar_is_drawn_as_wide_as_the_share(streams, notebook, done, width):
+    now = {"i": done, "n": 8, "time": 1.0, "values": {"epoch": "<1>"}}
+    streams[0].write(b"\r12% \xe2\x96\x95\xe2\x96\x88\xe2\x96\x8f")  # a bar of the rank's own stays text
+    screen_of(streams[:1]).update(output._bar(now, now, 20))
+    page = notebook.shown["text/html"]
+    assert re.search(r"width:([\d.]+%);height:8px", page)[1] == width
+    texts = [text for text in re.split(r"<[^>]*>", page) if text]
+    assert texts == ["epoch &lt;1&gt;", f"{done}/8 · [rank 0] 12% ▕█▏"]
+
+
+def test_a_bar_that_is_gone_leaves_no_room(streams, notebook, clock):
+    screen = screen_of(streams[:1])
+    streams[0].write(b"\r97%")
+    screen.update()
+    streams[0].write(b"\r\n")
+    finish(screen)
+    assert notebook.shown["text/html"] == ""
 
 
 @pytest.mark.parametrize("seconds", [0, 1])
