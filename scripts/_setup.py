@@ -101,6 +101,14 @@ def prepare(extras=(), torch_index=None):
         install(extras, torch_index)
 
 
+def ask_nothing():
+    """Sets JupyterLab in `.venv` not to ask about news, or that is the first thing that a learner sees."""
+    settings = VENV / "share" / "jupyter" / "lab" / "settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    (settings / "overrides.json").write_text(
+        json.dumps({"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}) + "\n")
+
+
 def install(extras, torch_index):
     began = time.monotonic()
     index, why = choose_index(torch_index)
@@ -131,6 +139,7 @@ def install(extras, torch_index):
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     pip("[4/4] JupyterLab and the rest", "--editable", project)
     shutil.rmtree(VENV / "tmp", ignore_errors=True)
+    ask_nothing()
     (VENV / "ddp-lab.json").write_text(json.dumps(stamp(extras, index, venv_version()), indent=1) + "\n")
     say(f".venv is ready ({time.monotonic() - began:.0f} s)")
 

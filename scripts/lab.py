@@ -76,8 +76,7 @@ def jupyter(port, browser):
     """JupyterLab's command line."""
     command = [str(_setup.python()), "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}",
                f"--LabApp.default_url=/lab/tree/{NOTEBOOK}", "--ServerApp.ip=127.0.0.1",
-               f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-               "--LabApp.news_url=None"]  # or a question about news is the first thing that a learner sees
+               f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
     if not browser:
         command.append("--no-browser")
     if os.geteuid() == 0:  # as in most containers; Jupyter refuses root unless told
@@ -93,7 +92,7 @@ def run():
     if options.check:
         _setup.prepare(torch_index=options.torch_index)
         report = [_setup.python(), "-m", "ddp_lab", "doctor"]
-        return min(1, abs(subprocess.run(report, env=_setup.environment()).returncode))
+        return 2 if subprocess.run(report, env=_setup.environment()).returncode else 0
     if not (ROOT / NOTEBOOK).exists():
         raise Stop(f"{NOTEBOOK} is missing from {ROOT}: is this a whole checkout?", 2)
     choose_port(options.port)  # before the long part

@@ -1,6 +1,5 @@
 """What a learner sees: notebooks in a real JupyterLab, in a real browser."""
 
-import json
 import os
 import secrets
 import shutil
@@ -39,9 +38,6 @@ def lab(tmp_path_factory):
     env |= {f"JUPYTER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     env.pop("PYTEST_CURRENT_TEST", None)  # a kernel under pytest shows its output in another way
     env.pop("DDP_LAB_LEDGER", None)  # what is counted there is what nbmake runs
-    settings = home / "config" / "lab" / "user-settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "notification.jupyterlab-settings").write_text(json.dumps({"fetchNews": "false"}))
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home / 'work'}"),
@@ -132,6 +128,7 @@ def test_notebook_00_runs_from_top_to_bottom(lab, page):
     name = "00_start_here.ipynb"
     _open(page, address(name))
     _run_all(page)
+    assert not page.get_by_text("notified about official Jupyter news").count()  # no question first
 
     def finished():
         _save(page)

@@ -542,6 +542,21 @@ def test_over_ssh_the_tunnel_is_shown():
     assert lab.tunnel(8890, None) is None
 
 
+def test_jupyterlab_is_told_not_to_ask_about_news(monkeypatch, tmp_path):
+    monkeypatch.setattr(_setup, "VENV", tmp_path)
+    _setup.ask_nothing()
+    overrides = json.loads((tmp_path / "share/jupyter/lab/settings/overrides.json").read_text())
+    assert overrides["@jupyterlab/apputils-extension:notification"]["fetchNews"] == "false"
+
+
+@pytest.mark.parametrize("report, code", [(0, 0), (2, 2), (1, 2), (-9, 2)])
+def test_check_ends_with_2_on_an_unfit_machine(monkeypatch, report, code):
+    monkeypatch.setattr(_setup, "prepare", lambda **_: None)
+    monkeypatch.setattr(lab, "arguments", lambda: lab.argparse.Namespace(clean=False, check=True, torch_index=None))
+    monkeypatch.setattr(lab.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], report))
+    assert lab.run() == code
+
+
 def test_jupyterlab_opens_the_first_notebook_on_loopback_alone():
     command = lab.jupyter(8890, browser=False)
     assert command[1:3] == ["-m", "jupyterlab"]
@@ -707,7 +722,7 @@ def open_lab(clone):
 def test_from_nothing(clone):
     done, _ = run_lab(clone, "--check")
     assert done.returncode == 0, done.stderr
-    assert ("spaces" in done.stdout) is (" " in str(clone))
+    assert ("path has spaces" in done.stdout) is (" " in str(clone))
 
     _, seconds = run_lab(clone, "--check")
     assert seconds < 10
@@ -715,8 +730,9 @@ def test_from_nothing(clone):
     assert seconds < 10
     assert kernels["default"] == "python3"
     assert kernels["kernelspecs"]["python3"]["resources"]["logo-svg"]
+    env = {k: v for k, v in os.environ.items() if k != "JUPYTER_PATH"}  # of the environment that runs this test
     listed = subprocess.run([clone / ".venv/bin/python", "-m", "jupyter", "kernelspec", "list", "--json"],
-                            capture_output=True, text=True, check=True).stdout
+                            capture_output=True, text=True, check=True, env=env).stdout
     folder = json.loads(listed)["kernelspecs"]["python3"]["resource_dir"]
     assert Path(folder).is_relative_to(clone / ".venv")
 
