@@ -49,10 +49,20 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell) -> None:
-    """Register %%torchrun; `import ddp_lab` in IPython does it by itself."""
+    """Register %%torchrun and the note on failed statements; `import ddp_lab` in IPython does it by itself."""
     from ddp_lab.launch import magic
 
     shell.register_magic_function(magic.torchrun_cell, "cell", "torchrun")
+    shell.events.register("post_run_cell", _name_versions)
+
+
+def _name_versions(result) -> None:
+    """Where a statement (an assertion in a cell) has failed under another torch than the course's: name both."""
+    if isinstance(result.error_in_exec, AssertionError):
+        from ddp_lab.doctor import versions_note
+
+        if note := versions_note():
+            print(note)
 
 
 if _shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,3 +74,17 @@ def test_errors_are_of_the_kinds_that_python_knows():
 def test_an_error_is_shown_as_its_message_alone():
     error = failures.RankError("rank 1 failed\n\nValueError: no", rank=1)
     assert error._render_traceback_() == ["RankError: rank 1 failed", "", "ValueError: no"]
+
+
+@pytest.mark.parametrize("error, note, said", [
+    (AssertionError("2 != 3"), "asserted on torch A; here is torch B", "asserted on torch A; here is torch B\n"),
+    (AssertionError("2 != 3"), None, ""),
+    (ValueError("no"), "asserted on torch A; here is torch B", ""),
+    (None, "asserted on torch A; here is torch B", ""),
+])
+def test_a_statement_that_fails_under_another_torch_names_both(monkeypatch, capsys, error, note, said):
+    from ddp_lab import doctor
+
+    monkeypatch.setattr(doctor, "versions_note", lambda: note)
+    lab._name_versions(SimpleNamespace(error_in_exec=error))
+    assert capsys.readouterr().out == said
