@@ -111,8 +111,18 @@ def plain(text: str) -> str:
 
 
 def jsons(text):
-    """The records among printed lines, in an order of their own: ranks print as they come."""
-    return sorted(line for line in text.splitlines() if line.startswith("{"))
+    """The records in what plain torchrun printed, sorted. Each is written whole, but may stand behind the unfinished
+    line of another rank: print() writes a text and its newline apart.
+    """
+    found, at = [], text.find("{")
+    while at >= 0:
+        try:
+            end = json.JSONDecoder().raw_decode(text, at)[1]
+            found.append(text[at:end])
+        except ValueError:
+            end = at + 1
+        at = text.find("{", end)
+    return sorted(found)
 
 
 def dumped(run):

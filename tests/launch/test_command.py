@@ -144,7 +144,8 @@ def test_of_several_commands_the_failure_of_one_is_raised_when_all_have_ended():
 
 
 def test_a_raw_torchrun_runs_as_typed(tmp_path):
-    path = script(tmp_path, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    # In one write: under a raw torchrun the ranks share one stream, and print() writes a newline by itself.
+    path = script(tmp_path, "import os\nos.write(1, 'rank {RANK} of {WORLD_SIZE}\\n'.format(**os.environ).encode())\n")
     seen = see(lab.command, "torchrun", "--standalone", "--nproc-per-node", "2", path)
     assert seen.error is None, seen.error
     assert sorted(seen.run.ranks[0].stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]

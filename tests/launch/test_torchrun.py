@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from launching import as_typed, dumped, jsons, leave, line_of, plain, raised, run_in, script, see
@@ -356,7 +355,7 @@ def test_the_shown_command_of_a_script_does_the_same_in_a_shell(tmp_path, monkey
     ],
 )
 def test_a_path_is_written_as_short_as_can_be(monkeypatch, path, shown):
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
+    monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(os, "getcwd", lambda: "/here")
     assert torchrun.shown_command({}, ["torchrun"], [path], []) == f"torchrun {shown}"
 
