@@ -731,8 +731,8 @@ def test_from_nothing(clone):
     assert kernels["default"] == "python3"
     assert kernels["kernelspecs"]["python3"]["resources"]["logo-svg"]
     env = {k: v for k, v in os.environ.items() if k != "JUPYTER_PATH"}  # of the environment that runs this test
-    listed = subprocess.run([clone / ".venv/bin/python", "-m", "jupyter", "kernelspec", "list", "--json"],
-                            capture_output=True, text=True, check=True, env=env).stdout
+    lister = [clone / ".venv/bin/python", "-m", "jupyter_client.kernelspecapp"]  # `jupyter` would look on PATH
+    listed = subprocess.run([*lister, "list", "--json"], capture_output=True, text=True, check=True, env=env).stdout
     folder = json.loads(listed)["kernelspecs"]["python3"]["resource_dir"]
     assert Path(folder).is_relative_to(clone / ".venv")
 
