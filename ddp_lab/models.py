@@ -25,3 +25,24 @@ def cnn(size=8, classes=10):
         nn.Flatten(),
         nn.Linear(16 * (size // 2) ** 2, classes),
     )
+
+
+def tied(words=12, width=8):
+    """Words -> scores of words: both ends share one weight, and the layer between them is frozen.
+
+    Takes (n,) whole numbers below `words`, gives (n, words). With the defaults 180 parameters in 4 tensors: 96 that
+    are `enter.weight` and `leave.weight` at once, `leave.bias` (12), and `frozen` (64 + 8) that need no gradient.
+    """
+    return _Tied(words, width)
+
+
+class _Tied(nn.Module):
+    def __init__(self, words, width):
+        super().__init__()
+        self.enter = nn.Embedding(words, width)
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.leave = nn.Linear(width, words)
+        self.leave.weight = self.enter.weight
+
+    def forward(self, words):
+        return self.leave(self.frozen(self.enter(words)).tanh())

@@ -79,3 +79,13 @@ def test_a_model_takes_larger_images_and_leaves_the_seed_alone(make):
     torch.manual_seed(1)
     first = make()
     assert not torch.equal(next(first.parameters()), next(make().parameters()))
+
+
+def test_the_tied_model_shares_a_weight_and_freezes_a_layer_as_it_says():
+    model = models.tied()
+    assert model.leave.weight is model.enter.weight
+    numbers = {name: weight.numel() for name, weight in model.named_parameters()}
+    assert numbers == {"enter.weight": 96, "frozen.weight": 64, "frozen.bias": 8, "leave.bias": 12}
+    assert f"{sum(numbers.values())} parameters in {len(numbers)} tensors" in models.tied.__doc__
+    assert [name for name, weight in model.named_parameters() if weight.requires_grad] == ["enter.weight", "leave.bias"]
+    assert model(torch.arange(5)).shape == (5, 12)

@@ -33,14 +33,14 @@ def main():
     kind = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).device_count() >= here), "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
 
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed + rank)  # each rank draws random numbers of its own
     model = DistributedDataParallel(models.mlp().to(device))  # averages the gradients in backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     train = data.digits("train")
     sampler = DistributedSampler(train, seed=args.seed)  # each rank its own share of every epoch
     loader = DataLoader(train, args.batch_size // world_size, sampler=sampler)
-    step, steps = 0, args.epochs * len(loader)
+    step, steps, seen = 0, args.epochs * len(loader), 0
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)  # another order in each epoch
         for images, labels in loader:
@@ -49,6 +49,7 @@ def main():
             loss.backward()
             optimizer.step()
             step += 1
+            seen += len(images)
             if step % 10 == 0:
                 worker.log(epoch=epoch, step=step, loss=loss)
             worker.progress(step, steps)
@@ -61,12 +62,12 @@ def main():
             right += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
     dist.all_reduce(right)
     accuracy = right.item() / len(test)
-    print(f"test accuracy {accuracy:.1%}")
+    print(f"test accuracy {accuracy:.1%} on {device}, after {seen} images")
     weights = sum(p.detach().double().abs().sum().item() for p in model.parameters())
-    worker.log(accuracy=accuracy, weights=weights)  # equal sums to the last bit: equal weights
+    worker.log(accuracy=accuracy, seen=seen, weights=weights)  # equal sums to the last bit: equal weights
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
-    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

@@ -31,7 +31,7 @@ def main():
 
     train = data.digits("train")
     loader = DataLoader(train, args.batch_size, shuffle=True)
-    step, steps = 0, args.epochs * len(loader)
+    step, steps, seen = 0, args.epochs * len(loader), 0
     for epoch in range(args.epochs):
         for images, labels in loader:
             loss = cross_entropy(model(images.to(device)), labels.to(device))
@@ -39,6 +39,7 @@ def main():
             loss.backward()
             optimizer.step()
             step += 1
+            seen += len(images)
             if step % 10 == 0:
                 worker.log(epoch=epoch, step=step, loss=loss)
             worker.progress(step, steps)
@@ -49,9 +50,9 @@ def main():
         for images, labels in DataLoader(test, batch_size=256):
             right += (model(images.to(device)).argmax(1) == labels.to(device)).sum()
     accuracy = right.item() / len(test)
-    print(f"test accuracy {accuracy:.1%}")
+    print(f"test accuracy {accuracy:.1%} on {device}, after {seen} images")
     weights = sum(p.detach().double().abs().sum().item() for p in model.parameters())
-    worker.log(accuracy=accuracy, weights=weights)  # equal sums to the last bit: equal weights
+    worker.log(accuracy=accuracy, seen=seen, weights=weights)  # equal sums to the last bit: equal weights
 
 
 if __name__ == "__main__":
