@@ -13,10 +13,10 @@ def main(argv=None):
         parser.print_help()
         return 0
 
-    from ddp_lab.doctor import SETUP, machine
+    from ddp_lab.doctor import SETUP, examine
 
     try:
-        report = machine(full=True)
+        report = examine(full=True)
     except ModuleNotFoundError as missing:
         print(f"{sys.executable} has no {missing.name}: the course is not installed for this Python.")
         print(f"cure: `{SETUP}` installs it in .venv; then `.venv/bin/python -m ddp_lab doctor`.")

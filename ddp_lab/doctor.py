@@ -28,6 +28,14 @@ SHORT = 32  # characters of what was found that stay on one line
 
 
 def machine(full=False):
+    """Look at this machine, and meanwhile make ready for warm runs. Returns what examine() finds."""
+    from ddp_lab.launch import warm
+
+    warm.begin()
+    return examine(full)
+
+
+def examine(full=False):
     """Look at this machine. Returns a `Report`; as a cell's last line it shows itself.
 
     The short report has what a notebook depends on, and whatever is wrong. `full=True` adds the tools, the

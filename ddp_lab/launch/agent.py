@@ -1,5 +1,6 @@
-"""The agent: the process between the kernel and a run. `python agent.py FOLDER` does what FOLDER/agent.json says:
-call torch's own torchrun in this process, or start one other command under a guard.
+"""The agent: the process between the kernel and a run. `python agent.py FOLDER PARENT` does what FOLDER/agent.json
+says: call torch's own torchrun in this process, or start one other command under a guard. The fork server calls
+main() in a fork of its own instead.
 
 Its stdin is the lifeline, a pipe from the kernel. End of file means that the kernel wants the run to stop, or is gone.
 """
@@ -29,19 +30,19 @@ from ddp_lab.launch import guard, processes
 PATIENCE = 1.5
 """Seconds from the end of the lifeline to SIGKILL for everything that is left."""
 
-_OWNER_CHECK = 0.2  # seconds between two looks whether the kernel still lives
+_PARENT_CHECK = 0.2  # seconds between two looks whether the parent still lives
 
 
-def main(folder: Path) -> int:
-    """Do the work described in the folder and return the exit code."""
+def main(folder: Path, parent: int) -> int:
+    """Do the work described in the folder and return the exit code. `parent`: pid of who started this process."""
     work = json.loads((folder / "agent.json").read_text())
     lifeline = take_lifeline()
     processes.adopt_orphans()
     try:
         if work["kind"] == "torchrun":
-            watch(lifeline, work["kernel"])
-            return run_torchrun(work["argv"], work["kernel"])
-        return run_command(work["argv"], folder / "rank0", lifeline, work["kernel"])
+            watch(lifeline, parent)
+            return run_torchrun(work["argv"], parent)
+        return run_command(work["argv"], folder / "rank0", lifeline, parent)
     finally:
         for number in guard.STOPPING:  # torchrun's handlers would raise in the midst of this
             signal.signal(number, signal.SIG_IGN)
@@ -57,15 +58,15 @@ def take_lifeline() -> int:
     return lifeline
 
 
-def watch(lifeline: int, kernel: int) -> None:
-    """From now on end this process and all it started when the lifeline ends, or the kernel (a pid)."""
-    threading.Thread(target=_watch, args=(lifeline, kernel), name="lifeline", daemon=True).start()
+def watch(lifeline: int, parent: int) -> None:
+    """From now on end this process and all it started when the lifeline ends, or the parent."""
+    threading.Thread(target=_watch, args=(lifeline, parent), name="lifeline", daemon=True).start()
 
 
-def _watch(lifeline: int, kernel: int) -> None:
+def _watch(lifeline: int, parent: int) -> None:
     # The second look is for a kernel that has forked: its children may hold the pipe open after it has gone.
-    while not select.select([lifeline], [], [], _OWNER_CHECK)[0]:
-        if os.getppid() != kernel:
+    while not select.select([lifeline], [], [], _PARENT_CHECK)[0]:
+        if os.getppid() != parent:
             break
     os.kill(os.getpid(), signal.SIGTERM)  # torchrun stops its ranks on SIGTERM (SIGINT takes it 30 s in a deadlock)
     time.sleep(PATIENCE)
@@ -73,18 +74,19 @@ def _watch(lifeline: int, kernel: int) -> None:
     os._exit(143)
 
 
-def run_torchrun(argv: list[str], kernel: int) -> int:
+def run_torchrun(argv: list[str], parent: int) -> int:
     """torch's own torchrun, in this process, with its store on a loopback socket."""
     # Loading torch's libraries holds the interpreter's lock, from a slow disk for seconds: the thread that watches the
-    # lifeline cannot run then. There are no ranks yet, so the system may end this process with the kernel.
-    processes.die_with_parent(kernel)
+    # lifeline cannot run then. There are no ranks yet, so the system may end this process with its parent.
+    processes.die_with_parent(parent)
     try:
         from torch.distributed import run
     except Exception as error:
         print(f"torch cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    processes.die_with_parent(kernel, 0)
+    processes.die_with_parent(parent, 0)
     _keep_store_on_loopback()
+    _join_without_delay()
     os.environ["DDP_LAB_AGENT"] = str(os.getpid())  # for the guards: if it ends before they look, they can tell
     try:
         run.main(argv)
@@ -94,7 +96,7 @@ def run_torchrun(argv: list[str], kernel: int) -> int:
     return 0
 
 
-def run_command(argv: list[str], folder: Path, lifeline: int, kernel: int) -> int:
+def run_command(argv: list[str], folder: Path, lifeline: int, parent: int) -> int:
     """Any other command, its output in files; returns its exit code (negative: the signal)."""
     me = os.getpid()
     guard_pid = os.fork()  # a process of its own, as a rank's guard is: it outlives this one if this one is killed
@@ -102,7 +104,7 @@ def run_command(argv: list[str], folder: Path, lifeline: int, kernel: int) -> in
         os.close(lifeline)
         guard.leave_like(guard.run_guarded(lambda: _become(argv, folder), folder, me))
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(guard_pid, number))
-    watch(lifeline, kernel)
+    watch(lifeline, parent)
     return os.waitstatus_to_exitcode(os.waitpid(guard_pid, 0)[1])
 
 
@@ -138,10 +140,32 @@ def _keep_store_on_loopback() -> None:
             super().__init__(host_name, port, world_size, is_master, *args, **options)
 
     for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
-        module.TCPStore = LoopbackStore
+        _replace(module, "TCPStore", LoopbackStore)
+
+
+def _join_without_delay() -> None:
+    """Leave out the random wait of up to 0.3 s that is to keep many nodes from joining at once: there is one here."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    delay = dynamic_rendezvous._delay
+    _replace(dynamic_rendezvous, "_delay", lambda seconds: None if isinstance(seconds, tuple) else delay(seconds))
+
+
+_replaced: list[tuple[object, str, object]] = []
+
+
+def _replace(module: object, name: str, value: object) -> None:
+    _replaced.append((module, name, getattr(module, name)))
+    setattr(module, name, value)
+
+
+def restore() -> None:
+    """Give torch back what was replaced in it: for a forked rank, whose torch is to be as installed."""
+    while _replaced:
+        setattr(*_replaced.pop())
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]))
+    code = main(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code & 0xFF)  # no teardown: torch 2.14 aborts some healthy processes in it (see rank.leave)

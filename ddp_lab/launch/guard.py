@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,20 +39,28 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> in
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     told: list[int] = []  # the signals that asked us to stop
-    old = {number: signal.signal(number, lambda n, _: told.append(n)) for number in STOPPING}
-    old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in STOPPING:
+        signal.signal(number, lambda n, _: told.append(n))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
+
+    def forget_signals() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (*STOPPING, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.close(wake), os.close(wake_write)
+
     me = os.getpid()
     child = os.fork()
     if child == 0:
-        signal.set_wakeup_fd(-1)
-        for number in old:
-            signal.signal(number, signal.SIG_DFL)
+        forget_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.close(wake), os.close(wake_write)
         os.setsid()
         processes.die_with_parent(me)
-        child_main()
+        try:
+            child_main()
+        except BaseException:
+            traceback.print_exc()
         os._exit(70)  # not reached: child_main ends the process
 
     write_whole(folder / "guard.json", {"guard": processes.identity(), "child": _identity(child)})
@@ -70,6 +79,7 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> in
     code = os.waitstatus_to_exitcode(status)
     write_whole(folder / "exit.json", {"code": code, "time_ns": time.time_ns(), "stopped": bool(told)})
     processes.end_descendants()
+    forget_signals()
     return code
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_lab.errors import LabError
-from ddp_lab.launch import folders, processes, stacks, traffic
+from ddp_lab.launch import folders, processes, stacks, traffic, warm
 from ddp_lab.launch.failures import describe_hang, read_json
 from ddp_lab.launch.output import Progress, Screen, Tail
 
@@ -43,23 +43,29 @@ class Expiry:
 
 
 class Job:
-    """`work` is what the agent is to do: {"kind": "torchrun" or "command", "argv": [...]}."""
+    """`work` is what the agent is to do: {"kind": "torchrun" or "command", "argv": [...]}. `server` forks the agent;
+    None starts it cold.
+    """
 
-    def __init__(self, folder: Path, work: dict, env: dict[str, str], ranks: int):
+    def __init__(self, folder: Path, work: dict, env: dict[str, str], ranks: int, server: warm.Server | None = None):
         self.folder = folder
         self.ranks = range(ranks)
         self.expiry: Expiry | None = None
         self._of_ranks = work["kind"] == "torchrun"
         self._env = env | {"DDP_LAB_RUN_DIR": str(folder)}
-        self._agent: subprocess.Popen | None = None
-        (folder / "agent.json").write_text(json.dumps(work | {"kernel": os.getpid()}))
+        self._server = server
+        self._agent: subprocess.Popen | warm.Agent | None = None
+        (folder / "agent.json").write_text(json.dumps(work))
 
     def start(self) -> None:
         """Start the agent. Only follow() does: an interrupt that came before it would leave the job to itself."""
         with open(self.folder / "agent.log", "wb") as log:
+            if self._server is not None:
+                self._agent = self._server.fork(self.folder, self._env, log.fileno())
+                return
             # In a session of its own, so that an interrupt from a terminal reaches the kernel alone.
             self._agent = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("agent.py")), str(self.folder)],
+                [sys.executable, str(Path(__file__).with_name("agent.py")), str(self.folder), str(os.getpid())],
                 stdin=subprocess.PIPE,  # the lifeline
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -75,6 +81,13 @@ class Job:
     def code(self) -> int | None:
         """The agent's exit code; None while it runs."""
         return self._agent.poll() if self._agent else None
+
+    def wait(self, seconds: float) -> None:
+        """Return when the agent has ended, or after some seconds: at once in the first case if it can tell."""
+        if isinstance(self._agent, warm.Agent):
+            self._agent.wait(seconds)
+        else:
+            time.sleep(seconds)
 
     def streams(self, rank: int) -> list[Tail]:
         """The tails of a rank's stdout and stderr. Its last traceback is left out: the error shows it."""
@@ -103,7 +116,7 @@ class Job:
 
         starts = [known[0] for rank in self.ranks if (known := self._identities(rank).get("child"))]
         found = {}
-        for pid in starts or [self._agent.pid]:
+        for pid in starts or filter(None, [self._agent.pid]):
             with contextlib.suppress(psutil.Error):
                 top = psutil.Process(pid)
                 for process in [top, *top.children(recursive=True)]:
@@ -153,7 +166,7 @@ class Job:
             self._agent.stdin.close()
         deadline = time.monotonic() + _PATIENCE
         while self.running and time.monotonic() < deadline:
-            time.sleep(_POLL)
+            self.wait(_POLL)
         if self.running:
             self._agent.kill()  # nobody has waited for it, so the pid is still its own
             self._agent.wait()
@@ -234,7 +247,7 @@ def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float |
                 elif stall is not None and pulse.stopped(now, stall):
                     reason, limit = "stall", stall
                 else:
-                    time.sleep(_POLL)
+                    running[0].wait(_POLL)
                     continue
                 for job in running:
                     job.expire(reason, limit)

@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--show", default="all", type=_show, metavar="WHICH", help="all, none, or ranks such as 0,2 (default all)")
     add("--result", default="run", metavar="NAME", help="the variable that gets the Run (default run)")
     add("--env", action="append", default=[], metavar="K=V", help="a variable for the ranks; may be given again")
+    add("--warm", action="store_true", default=None, help="start from the warm server, or fail")
     add("--cold", dest="warm", action="store_false", default=None, help="start fresh interpreters")
     add("--no-check", dest="check", action="store_false", help="raise nothing when the run fails")
     return parser

@@ -14,7 +14,7 @@ Identity = tuple[int, float]
 _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 _GRACE = 0.5  # seconds that these get: they go when the last process that shared the memory has gone
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 
 def identity(pid: int | None = None) -> Identity:
@@ -94,6 +94,13 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), number)
 
 
+def set_name(name: str) -> None:
+    """Set the name of this process as `ps` shows it (Linux; 15 bytes)."""
+    import ctypes
+
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()))
+
+
 def end_descendants() -> None:
     """SIGKILL and reap every descendant of this process. With adopt_orphans() none can hide."""
     import psutil
@@ -148,7 +155,7 @@ def _kill(pid: int, number: int) -> None:
         pass
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: object) -> None:
     if sys.platform == "linux":
         import ctypes
 

@@ -1,4 +1,5 @@
-"""What every rank runs first: torchrun starts `python -u rank.py script.py ...` or `... rank.py -m module ...`.
+"""What every rank runs first: torchrun starts `python -u rank.py script.py ...` or `... rank.py -m module ...`; in a
+warm run it forks itself and calls main().
 
 It forks under a guard, and the child becomes the learner's script: `__main__`, `sys.argv` and `sys.path[0]` are what
 plain Python gives. Around it stand an error file, an answer where it stands, and an end without teardown.
@@ -28,15 +29,28 @@ from pathlib import Path
 if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not installed
     sys.path.append(str(Path(__file__).parents[2]))
 
-from ddp_lab.launch import error_file, guard, processes
+from ddp_lab.launch import error_file, fresh, guard, processes
 
 
-def main() -> None:
-    """The process that torchrun started: guards a child that runs the script, and ends as the child did."""
+def main(forked: bool = False) -> None:
+    """The process that torchrun started: guards a child that runs the script, and ends as the child did.
+
+    `forked`: torchrun has forked it. It then returns where the child ended well: torchrun waits for that.
+    """
     folder = Path(os.environ.pop("DDP_LAB_RUN_DIR")) / f"rank{os.environ['RANK']}"
     os.environ["DDP_LAB_RANK_DIR"] = str(folder)
     agent = int(os.environ.pop("DDP_LAB_AGENT"))
-    guard.leave_like(guard.run_guarded(lambda: run(sys.argv[1:], folder), folder, agent))
+
+    def be_rank() -> None:
+        if forked:
+            fresh.begin()
+        run(sys.argv[1:], folder)
+
+    code = guard.run_guarded(be_rank, folder, agent)
+    if forked and code == 0:
+        processes.die_with_parent(agent)
+        return
+    guard.leave_like(code)
 
 
 def run(target: list[str], folder: Path) -> None:

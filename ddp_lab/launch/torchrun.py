@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddp_lab import catalog, gpus, limits
 from ddp_lab.errors import InputError
-from ddp_lab.launch import environment, failures, folders, outcome
+from ddp_lab.launch import environment, failures, folders, outcome, warm
 from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color, say
 from ddp_lab.launch.result import Run, plural, remember
@@ -45,7 +45,8 @@ def torchrun(
     show: "all", "none", a rank or several. Whatever is shown, `run.ranks` has everything.
     expect: the run passes only if it fails, with this text in the error's type and message (or the hang's report).
     env: variables set for the ranks on top of the kernel's own.
-    warm: None or False; starting from a warm server is not there yet.
+    warm: True starts from the warm server or fails, False starts fresh interpreters; None: warm where it can serve,
+        and a line says why where it cannot.
     check: False returns the Run of a failure or a hang (`run.error`) and raises nothing.
 
     Raises RankError, HangError, ExpectationError, LaunchError; InputError for arguments that cannot be used.
@@ -62,8 +63,8 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     check_clocks(timeout, stall)
     ranks = shown_ranks(show, nproc)
     settings = check_env(env)
-    if warm:
-        raise InputError("warm=True: starting from a warm server is not there yet. Leave warm out.")
+    if not (warm is None or isinstance(warm, bool)):
+        raise InputError(f"warm={warm!r} is unknown. Write True, False, or leave it out.")
     check_expect(expect)
     if importlib.util.find_spec("torch") is None:
         raise InputError(
@@ -82,13 +83,15 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     if note:
         say(colored(note, _QUIET))
 
-    work = {"kind": "torchrun", "argv": _torchrun_arguments(folder, nproc) + [*target, *args]}
     began = time.monotonic()
-    job = Job(folder, work, environment.of_ranks(nproc) | settings, nproc)
+    env = environment.of_ranks(nproc) | settings
     run = Run(folder, name, command, nproc, 0.0)
-    screen = Screen({r: job.streams(r) for r in range(nproc)}, rank_label, ranks)
-    progress = Progress([folder / f"rank{r}" / "progress.jsonl" for r in range(nproc)])
     try:
+        server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)
+        argv = _torchrun_arguments(folder, nproc, server is not None) + [*target, *args]
+        job = Job(folder, {"kind": "torchrun", "argv": argv}, env, nproc, server)
+        screen = Screen({r: job.streams(r) for r in range(nproc)}, rank_label, ranks)
+        progress = Progress([folder / f"rank{r}" / "progress.jsonl" for r in range(nproc)])
         follow([job], screen, progress, timeout, stall)
     except Interrupted as stop:
         run.seconds, run.error, stop.run = time.monotonic() - began, stop, run
@@ -123,13 +126,30 @@ def _short(path: str) -> str:
     return min(forms, key=len)
 
 
-def _torchrun_arguments(folder: Path, nproc: int) -> list[str]:
+def _server(asked: bool | None, env: dict[str, str], folder: Path) -> warm.Server | None:
+    """The server for a warm start of a script in this folder; None for a cold one."""
+    if asked is False:
+        return None
+    try:
+        server, why = warm.server_for(env, folder)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted while torch was being loaded; nothing of the run had started.") from None
+    if server is None and asked:
+        raise InputError(f"warm=True: {why}. Leave warm out.")
+    if server is None:
+        say(colored(f"cold start: {why}", _QUIET))
+    return server
+
+
+def _torchrun_arguments(folder: Path, nproc: int, forked: bool) -> list[str]:
     """torchrun's own options, up to and with the script it starts: our rank.py, which runs the learner's."""
+    script = Path(__file__).with_name("forked_rank.py" if forked else "rank.py")
     return [
         *("--standalone", "--nproc-per-node", str(nproc), "--local-addr", "127.0.0.1"),
         *("--redirects", "3", "--log-dir", str(folder / "logs")),
-        *("--shutdown-timeout", "1", "--monitor-interval", "0.02"),
-        str(Path(__file__).with_name("rank.py")),
+        *("--shutdown-timeout", "1", "--monitor-interval", "0.005"),
+        *(("--start-method", "fork", "--run-path") if forked else ()),
+        str(script),
     ]
 
 

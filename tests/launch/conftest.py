@@ -1,6 +1,10 @@
 """Runs of these tests are kept in folders of their own, and appear in no ledger of notebooks."""
 
+import importlib
+
 import pytest
+
+torchrun = importlib.import_module("ddp_lab.launch.torchrun")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -9,3 +13,15 @@ def home(tmp_path_factory):
         patch.setenv("DDP_LAB_HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("DDP_LAB_LEDGER", raising=False)
         yield
+
+
+@pytest.fixture(scope="module", params=["warm", "cold"])
+def start(request):
+    """Runs that leave it open start warm in one round, and cold in the other: all is as true of the one as of the
+    other.
+    """
+    server_for = torchrun._server
+    with pytest.MonkeyPatch.context() as patch:
+        warm = request.param == "warm"
+        patch.setattr(torchrun, "_server", lambda asked, *rest: server_for(warm if asked is None else asked, *rest))
+        yield request.param

@@ -34,10 +34,24 @@ def marked(mark):
     return found
 
 
+def runs_file(process, name):
+    """Whether a process was started to run this file of ours, or was forked from one that was."""
+    return any(word.endswith(f"launch/{name}") for word in command_line(process))
+
+
+def is_server(process):
+    """Whether it is a fork server, and none of its forks."""
+    try:
+        parent = process.parent()
+    except psutil.Error:
+        return False
+    return runs_file(process, "server.py") and not (parent and runs_file(parent, "server.py"))
+
+
 def roles(of):
     """What the marked processes of a run are, from who started whom: {"agent": [...], "guard": [...], ...}."""
-    found = {"agent": [], "guard": [], "rank": [], "worker": [], "other": []}
-    below = {"agent": "guard", "guard": "rank", "rank": "worker", "worker": "worker"}
+    found = {"server": [], "agent": [], "guard": [], "rank": [], "worker": [], "other": []}
+    below = {"server": "agent", "agent": "guard", "guard": "rank", "rank": "worker", "worker": "worker"}
     role = {}
 
     def tell(process):
@@ -45,10 +59,11 @@ def roles(of):
             parent = of.get(process.ppid())
             if parent is not None:
                 role[process.pid] = below.get(tell(parent), "other")
-            else:
-                role[process.pid] = (
-                    "agent" if any(p.endswith("launch/agent.py") for p in process.cmdline()) else "other"
-                )
+            elif is_server(process):
+                role[process.pid] = "server"
+            else:  # a fork of the server, or started as an agent
+                ours = runs_file(process, "server.py") or runs_file(process, "agent.py")
+                role[process.pid] = "agent" if ours else "other"
         return role[process.pid]
 
     for process in of.values():
@@ -135,9 +150,21 @@ class Kernel:
         return printed
 
     def children(self):
-        """The living processes that the kernel has started, {pid: psutil.Process}, itself left out."""
+        """The living processes of its runs, {pid: psutil.Process}: without the kernel, and without the fork server as
+        long as it has its kernel.
+        """
         alive = marked(self.mark)
-        return {pid: p for pid, p in alive.items() if "ipykernel_launcher" not in command_line(p)}
+        return {
+            pid: p for pid, p in alive.items() if "ipykernel_launcher" not in command_line(p) and pid != self.server
+        }
+
+    @property
+    def server(self):
+        """The pid of the fork server of the kernel that lives now; None if there is none."""
+        if self.pid is None:
+            return None
+        with suppress(psutil.Error):
+            return next((p.pid for p in psutil.Process(self.pid).children() if is_server(p)), None)
 
     def roles(self):
         return roles(self.children())

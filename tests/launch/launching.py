@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -49,8 +50,14 @@ def run_in(folder: Path, ranks: int, seconds=1.0, name="train.py") -> Run:
     return Run(folder, name, f"torchrun {name}", ranks, seconds)
 
 
-def as_rank(folder: Path, path: str, rank: int = 0) -> None:
-    """Run a script as torchrun would start it as one of our ranks, but alone: what it leaves is in `folder`."""
+def as_rank(folder: Path, path: str, start: str = "cold", rank: int = 0) -> None:
+    """Run a script as the only rank of a run: what it leaves is in `folder`. `start`: "warm"; or "cold", in which it
+    is started as torchrun would start it, but without torchrun.
+    """
+    if start == "warm":
+        run = see(lab.torchrun, path, nproc=1, show="none", check=False, warm=True).run
+        shutil.copytree(run.dir, folder, ignore=shutil.ignore_patterns("ask"), dirs_exist_ok=True)
+        return
     (folder / f"rank{rank}").mkdir(parents=True, exist_ok=True)
     leave(folder, rank, None, stdout="", stderr="")
     logs = folder / "logs" / "x_1" / "attempt_0" / str(rank)

@@ -186,7 +186,7 @@ else:
 
 
 @pytest.fixture(scope="module")
-def deadlock(tmp_path_factory):
+def deadlock(tmp_path_factory, start):
     path = script(tmp_path_factory.mktemp("deadlock"), DEADLOCK)
     return see(lab.torchrun, path, stall=STALL, timeout=90), path
 
@@ -241,7 +241,7 @@ dist.barrier()
 """
 
 
-def test_a_rank_stuck_in_ddps_backward_is_told_with_its_collective_though_a_thread_is_busy(tmp_path):
+def test_a_rank_stuck_in_ddps_backward_is_told_with_its_collective_though_a_thread_is_busy(tmp_path, start):
     path = script(tmp_path, BACKWARD)
     seen = see(lab.torchrun, path, stall=STALL, timeout=90, expect="no sign of life")
     assert "failed as expected" in seen.text, seen.error
@@ -274,7 +274,7 @@ print("all there")
 )
 
 
-def test_ranks_that_wait_for_one_that_computes_or_loads_are_not_stuck(tmp_path):
+def test_ranks_that_wait_for_one_that_computes_or_loads_are_not_stuck(tmp_path, start):
     seen = see(lab.torchrun, script(tmp_path, SLOW_RANK), stall=STALL, timeout=90)
     assert seen.error is None, seen.error
     assert "[rank 0] all there" in seen.lines and seen.seconds > 10
@@ -286,7 +286,7 @@ ctypes.PyDLL(None).sleep(1000)  # native code that lets no thread of Python run
 """
 
 
-def test_a_rank_whose_python_cannot_run_is_placed_too(tmp_path):
+def test_a_rank_whose_python_cannot_run_is_placed_too(tmp_path, start):
     path = script(tmp_path, HOLDS_THE_LOCK)
     seen = see(lab.torchrun, path, nproc=1, stall=STALL, timeout=90)
     assert type(seen.error) is lab.HangError, seen.error

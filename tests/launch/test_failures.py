@@ -274,9 +274,9 @@ ENDS = {
 
 
 @pytest.mark.parametrize("source, code, head, what", ENDS.values(), ids=ENDS)
-def test_each_way_to_end_is_told_with_the_learners_line(tmp_path, folder, source, code, head, what):
+def test_each_way_to_end_is_told_with_the_learners_line(tmp_path, folder, start, source, code, head, what):
     path = script(tmp_path, f"x = 1\n\n{source}\n")
-    as_rank(folder, path)
+    as_rank(folder, path, start)
     error = judge(folder, 1)
     has_line = "# here" in source
     assert error.run.ranks[0].exitcode == code
@@ -287,8 +287,8 @@ def test_each_way_to_end_is_told_with_the_learners_line(tmp_path, folder, source
 
 
 @pytest.mark.parametrize("ending", ["", "import sys; sys.exit()", "import sys; sys.exit(0)", "raise SystemExit"])
-def test_a_script_that_ends_well_is_no_failure(tmp_path, folder, ending):
-    as_rank(folder, script(tmp_path, f"print('all done')\n{ending}\n"))
+def test_a_script_that_ends_well_is_no_failure(tmp_path, folder, start, ending):
+    as_rank(folder, script(tmp_path, f"print('all done')\n{ending}\n"), start)
     assert judge(folder, 1, code=0) is None
 
 
@@ -306,8 +306,8 @@ print("end")
 """
 
 
-def test_a_rank_ends_as_python_does_with_nothing_left_in_a_buffer(tmp_path, folder):
-    as_rank(folder, script(tmp_path, LEAVES_ALL_IN_BUFFERS))
+def test_a_rank_ends_as_python_does_with_nothing_left_in_a_buffer(tmp_path, folder, start):
+    as_rank(folder, script(tmp_path, LEAVES_ALL_IN_BUFFERS), start)
     assert judge(folder, 1, code=0) is None
     assert run_in(folder, 1).ranks[0].stdout == "end\nthread\nexit handler\n"
     assert [(tmp_path / name).read_text() for name in ("c", "text", "data")] == ["of C", "of Python", "of Python"]
@@ -324,23 +324,23 @@ except KeyError as error:
 """
 
 
-def test_of_a_chain_of_errors_the_last_is_told_and_what_it_came_from(tmp_path, folder):
+def test_of_a_chain_of_errors_the_last_is_told_and_what_it_came_from(tmp_path, folder, start):
     path = script(tmp_path, CHAIN)
-    as_rank(folder, path)
+    as_rank(folder, path, start)
     error = judge(folder, 1)
     assert "RuntimeError: the checkpoint cannot be used" in str(error) and error.line == line_of(path, "# here")
     assert f"caused by KeyError: 'a.pt' (train.py, line {line_of(path, '# first')})" in str(error).splitlines()
 
 
-def test_an_error_that_was_dealt_with_is_not_told(tmp_path, folder):
+def test_an_error_that_was_dealt_with_is_not_told(tmp_path, folder, start):
     path = script(tmp_path, CHAIN.replace("from error", "from None"))
-    as_rank(folder, path)
+    as_rank(folder, path, start)
     assert "KeyError" not in str(judge(folder, 1)).replace("except KeyError", "")
 
 
-def test_the_whole_traceback_is_in_stderr_as_python_writes_it(tmp_path, folder):
+def test_the_whole_traceback_is_in_stderr_as_python_writes_it(tmp_path, folder, start):
     path = script(tmp_path, CHAIN)
-    as_rank(folder, path)
+    as_rank(folder, path, start)
     text = judge(folder, 1).run.ranks[0].stderr
     assert text.count("Traceback (most recent call last):") == 2 and "direct cause" in text
     assert text.endswith("RuntimeError: the checkpoint cannot be used\n") and "rank.py" not in text

@@ -164,8 +164,9 @@ def test_expect_is_a_text(there, expect):
     refuses(f"expect={expect!r}", expect=expect)
 
 
-def test_warm_is_not_there_yet(there):
-    refuses("warm=True", "Leave warm out", warm=True)
+@pytest.mark.parametrize("warm", ["yes", 1, "cold"])
+def test_warm_is_yes_or_no_or_left_open(there, warm):
+    refuses(f"warm={warm!r}", "True, False", warm=warm)
 
 
 def test_without_torch_the_cure_is_named(there, monkeypatch):

@@ -85,7 +85,9 @@ WAYS = {
     "both killed": lambda kernel, agent: (kill(agent), kernel.kill()),
 }
 
-# Each way and each state once; the rest is slow.
+STARTS = {"warm": True, "cold": False}
+
+# Each way and each state once, warm and cold; the rest is slow.
 QUICK = {
     ("interrupt", "deadlock"),
     ("shutdown", "asleep"),
@@ -96,7 +98,10 @@ QUICK = {
 }
 
 MATRIX = [
-    pytest.param(way, state, id=f"{way}-{state}", marks=() if (way, state) in QUICK else pytest.mark.slow)
+    pytest.param(
+        start, way, state, id=f"{start}-{way}-{state}", marks=() if (way, state) in QUICK else pytest.mark.slow
+    )
+    for start in STARTS
     for way in WAYS
     for state in STATES
 ]
@@ -118,13 +123,14 @@ def empties(children, way, record_property):
     assert not children()
 
 
-@pytest.mark.parametrize(("way", "state"), MATRIX)
-def test_no_process_is_left(way, state, tmp_path, record_property):
+@pytest.mark.parametrize(("start", "way", "state"), MATRIX)
+def test_no_process_is_left(start, way, state, tmp_path, record_property):
     script, functions, workers = STATES[state]
     (tmp_path / "script.py").write_text(script)
     alive = Counter(agent=1, guard=2, rank=2) + Counter(worker=workers)
     with kernel(tmp_path) as it:
-        cell = it.send("import ddp_lab as lab; lab.torchrun('script.py', timeout=None, stall=None)")
+        it.run("import ddp_lab as lab")
+        cell = it.send(f"lab.torchrun('script.py', timeout=None, stall=None, warm={STARTS[start]})")
         wait_for(lambda: it.counts() == alive, READY, f"{alive} live")
         for rank, function in enumerate(functions):
             wait_for(lambda: it.stands_in(rank, function), READY, f"rank {rank} stands in {function}", every=0.2)  # noqa: B023
@@ -311,7 +317,7 @@ def test_after_the_time_limit_of_nbmake_nothing_is_left(tmp_path, record_propert
 
         def is_deadlocked():
             alive = {role: len(of) for role, of in roles(of_the_run()).items() if of}
-            return alive == {"agent": 1, "guard": 2, "rank": 2} and all(
+            return alive == {"server": 1, "agent": 1, "guard": 2, "rank": 2} and all(
                 stands_in(tmp_path / mark, rank, function)  # noqa: B023
                 for rank, function in enumerate(STATES["deadlock"][1])
             )
@@ -337,14 +343,19 @@ ctypes.PyDLL(None).sleep(600)
 """
 
 
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("way", ["interrupt", "kernel killed"])
-def test_an_agent_that_is_still_loading_torch_is_ended(way, tmp_path, record_property):
+def test_what_is_still_loading_torch_is_ended(way, start, tmp_path, record_property):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text(SLOW_TORCH)
     (tmp_path / "script.py").write_text(ASLEEP)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with kernel(tmp_path, PYTHONPATH=path) as it:
-        it.send("import ddp_lab as lab; lab.torchrun('script.py', timeout=None, stall=None)")
-        wait_for((tmp_path / "importing").exists, READY, "the agent loads torch")
-        (agent,) = it.roles()["agent"]
+        cell = it.send(f"import ddp_lab as lab; lab.torchrun('script.py', timeout=None, warm={STARTS[start]})")
+        wait_for((tmp_path / "importing").exists, READY, "torch is being loaded")
+        assert len(it.children()) == (start == "cold") and (it.server is None) == (start == "cold")
+        agent = next(iter(it.children().values()), None)
         empties(it.children, lambda: WAYS[way](it, agent), record_property)
+        if way == "interrupt":
+            assert it.finish(cell)[0] == "Interrupted"
+            assert (it.server is None) == (start == "cold")  # it goes on loading, for the next run

@@ -16,16 +16,16 @@ from ddp_lab.launch.job import Interrupted, follow
 from ddp_lab.launch.output import Progress, Screen
 
 
-def error_of(tmp_path, text):
+def error_of(tmp_path, text, start):
     """What the only rank of a script has written of its error."""
     folder = tmp_path / "run"
-    as_rank(folder, script(tmp_path, text))
+    as_rank(folder, script(tmp_path, text), start)
     path = folder / "rank0" / "error.json"
     error = json.loads(path.read_text()) if path.exists() else None
     return error, json.loads((folder / "rank0" / "exit.json").read_text())["code"], run_in(folder, 1).ranks[0]
 
 
-def test_notes_and_the_errors_of_a_group_are_part_of_the_message(tmp_path):
+def test_notes_and_the_errors_of_a_group_are_part_of_the_message(tmp_path, start):
     error, code, _ = error_of(
         tmp_path,
         """
@@ -36,6 +36,7 @@ def test_notes_and_the_errors_of_a_group_are_part_of_the_message(tmp_path):
         error.__notes__ = ["in epoch 3"]
         raise error
         """,
+        start,
     )
     assert code == 1
     assert error["message"].splitlines() == [
@@ -57,19 +58,19 @@ def test_notes_and_the_errors_of_a_group_are_part_of_the_message(tmp_path):
     ],
     ids=["no hook", "a hook that fails", "no descriptor left", "no text", "no stderr"],
 )
-def test_an_error_is_reported_whatever_the_script_has_spoilt(tmp_path, text, kind):
-    error, code, rank = error_of(tmp_path, text)
+def test_an_error_is_reported_whatever_the_script_has_spoilt(tmp_path, text, kind, start):
+    error, code, rank = error_of(tmp_path, text, start)
     assert (error["type"], code) == (kind, 1)
     assert "ddp_lab" not in rank.stderr
 
 
-def test_an_error_in_a_forked_child_is_printed_and_is_not_the_ranks(tmp_path):
-    error, code, rank = error_of(tmp_path, "import os\nif os.fork() == 0: raise ValueError('no')\nos.wait()")
+def test_an_error_in_a_forked_child_is_printed_and_is_not_the_ranks(tmp_path, start):
+    error, code, rank = error_of(tmp_path, "import os\nif os.fork() == 0: raise ValueError('no')\nos.wait()", start)
     assert (error, code) == (None, 0)
     assert rank.stderr.count("ValueError: no") == 1
 
 
-def test_shared_memory_that_a_script_leaves_is_removed(tmp_path):
+def test_shared_memory_that_a_script_leaves_is_removed(tmp_path, start):
     error, code, rank = error_of(
         tmp_path,
         """
@@ -77,6 +78,7 @@ def test_shared_memory_that_a_script_leaves_is_removed(tmp_path):
         print(SharedMemory(create=True, size=100).name)
         raise ValueError("no")
         """,
+        start,
     )
     assert error["type"] == "ValueError" and not os.path.exists(f"/dev/shm/{rank.stdout.strip()}")
 
@@ -88,7 +90,7 @@ def test_a_rank_must_not_start_a_run(monkeypatch, tmp_path):
         lab.torchrun("hello")
 
 
-def test_a_rank_that_becomes_another_program_and_computes_is_not_disturbed(tmp_path):
+def test_a_rank_that_becomes_another_program_and_computes_is_not_disturbed(tmp_path, start):
     busy = "import time; end = time.monotonic() + 6\nwhile time.monotonic() < end: pass\nprint('through')"
     path = script(tmp_path, f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', {busy!r}])")
     seen = see(lab.torchrun, path, nproc=1, stall=2, timeout=90)
@@ -117,6 +119,9 @@ class StoppedWhileInterrupted(job_module.Job):
         self.ranks, self.running = range(0), True
 
     def start(self):
+        pass
+
+    def wait(self, seconds):
         pass
 
     running = code = None

@@ -1,0 +1,54 @@
+"""What a forked rank sheds and renews, to be as a freshly started one."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import multiprocessing.process
+import os
+import random
+import sys
+
+from ddp_lab.launch import agent, processes
+
+_MAIN = multiprocessing.process._current_process  # of the server, which has loaded this
+
+
+def begin() -> None:
+    """Call first in a process that was forked from an agent of the fork server, and that becomes a rank."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the agent's: its listening sockets must not live on in ranks
+    agent.restore()
+    importlib.invalidate_caches()
+    processes.set_name(os.path.basename(sys.executable))
+    _be_main_process()
+    _seed()
+    set_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _be_main_process() -> None:
+    """To multiprocessing this is no child: torchrun forks its ranks by multiprocessing's own means."""
+    module = multiprocessing.process
+    module._current_process = _MAIN
+    module._parent_process, module._children = None, set()
+    module._process_counter = itertools.count(1)
+
+
+def _seed() -> None:
+    """New random states: all forks would draw the same numbers, where fresh processes draw their own."""
+    import torch
+
+    random.seed()
+    torch.default_generator.seed()  # not torch.seed(), which would reach out for devices
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+
+
+def set_threads(count: int) -> None:
+    """As a library does that finds OMP_NUM_THREADS=count when it is loaded; the server has loaded them with 1."""
+    if count == 1:
+        return
+    import threadpoolctl
+    import torch
+
+    torch.set_num_threads(count)
+    threadpoolctl.threadpool_limits(count)

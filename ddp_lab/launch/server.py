@@ -1,0 +1,163 @@
+"""The fork server: a process with torch loaded and nothing else done, from which warm runs fork their agents.
+
+`python -u server.py CHANNEL IDLE KERNEL [lasting]`: CHANNEL is the descriptor of its end of a socket pair. It says
+there once whether it is ready; then each message of the kernel asks for one agent. It ends with the kernel (a pid), and
+after IDLE seconds without a run. `lasting`: the thread of the kernel that has started it lives as long as the kernel.
+
+It has one thread, touches no device and runs no backward pass, so that forking it is safe.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    sys.path.pop(0)  # the folder of this file: it must hide nobody's modules
+
+import gc
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+
+if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not installed
+    sys.path.append(str(Path(__file__).parents[2]))
+
+from ddp_lab.launch import agent, processes
+
+_KERNEL_CHECK = 0.2  # seconds between two looks whether the kernel still lives
+
+
+def preload() -> None:
+    """Load what a run loads before its first step. The first DDP(...) of a process imports torch._dynamo, some 900
+    modules; the agent imports torch.distributed.run.
+    """
+    import threadpoolctl  # noqa: F401
+    import torch
+    import torch._dynamo
+    import torch.distributed.run
+    import torch.utils.data  # noqa: F401
+
+    from ddp_lab.launch import rank  # noqa: F401
+    from ddp_lab.meters import recorder  # noqa: F401
+
+
+def loaded() -> dict[str, list]:
+    """The packages that are loaded, and our own modules: {name: [main file or None, its last change in ns]}."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if "." not in name or name.startswith("ddp_lab."):
+            found[name] = [path, os.stat(path).st_mtime_ns if path and os.path.isfile(path) else 0]
+    return found
+
+
+class Server:
+    """Forks an agent for each request, and tells how it ended."""
+
+    def __init__(self, channel: socket.socket, idle: float, kernel: int):
+        self._channel, self._idle, self._kernel = channel, idle, kernel
+        self._wake, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._agents: dict[int, socket.socket] = {}  # pid: where its exit code is told
+
+    def serve(self) -> None:
+        """Until the kernel is gone, or nothing has run for the idle time."""
+        closing, active = False, time.monotonic()
+        while os.getppid() == self._kernel:
+            wait = 0 if closing and not self._agents else _KERNEL_CHECK
+            ready = select.select([self._channel, self._wake], [], [], wait)[0]
+            if self._wake in ready:
+                os.read(self._wake, 512)
+            self._reap()
+            if self._channel in ready:
+                data, descriptors, *_ = socket.recv_fds(self._channel, 16, 4)
+                if descriptors:
+                    self._fork(*descriptors)
+                elif not data and not closing:
+                    return  # the kernel has closed its end
+            if self._agents:
+                active = time.monotonic()
+            elif closing and not ready:
+                return
+            elif time.monotonic() - active > self._idle:
+                # From now on the kernel cannot send; what it has sent before is still served.
+                self._channel.shutdown(socket.SHUT_RD)
+                closing = True
+
+    def _fork(self, request: int, lifeline: int, log: int, status: int) -> None:
+        with open(request, "rb") as file:
+            work = json.load(file)
+        me = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = _be_agent(work, lifeline, log, me)
+            finally:
+                os._exit(code & 0xFF)
+        os.close(lifeline), os.close(log)
+        self._agents[pid] = socket.socket(fileno=status)
+        self._tell(pid, {"agent": processes.identity(pid)})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if pid in self._agents:  # else a guard whose agent was killed, which has come to us
+                self._tell(pid, {"code": os.waitstatus_to_exitcode(status)})
+                self._agents.pop(pid).close()
+
+    def _tell(self, pid: int, what: dict) -> None:
+        try:
+            self._agents[pid].send(json.dumps(what).encode() + b"\n")
+        except OSError:
+            pass  # the kernel does not listen any more
+
+
+def _be_agent(work: dict, lifeline: int, log: int, server: int) -> int:
+    """What the kernel's own start of `agent.py` gives an agent: session, folder, environment, descriptors."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.dup2(lifeline, 0), os.dup2(log, 1), os.dup2(log, 2)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.umask(work["umask"])
+    os.environ.clear()
+    os.environ.update(work["env"])
+    os.chdir(work["cwd"])
+    return agent.main(Path(work["folder"]), server)
+
+
+def main(channel: int, idle: float, kernel: int, lasting: bool) -> None:
+    it = socket.socket(fileno=channel)
+    try:
+        # Loading holds the interpreter's lock, from a slow disk for seconds: it cannot look after its kernel then.
+        # To Linux a parent is a thread.
+        processes.die_with_parent(kernel, signal.SIGKILL if lasting else 0)
+        preload()
+        processes.die_with_parent(kernel, 0)
+        answer = {"loaded": loaded()}
+    except Exception as error:  # a torch that is broken or missing
+        answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
+    processes.adopt_orphans()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, all that is shared
+    it.send(json.dumps(answer).encode())
+    if "error" not in answer:
+        Server(it, idle, kernel).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), "lasting" in sys.argv[4:])
+    os._exit(0)

@@ -1,0 +1,237 @@
+"""Starting warm: the kernel's side of the fork server. One server per kernel, started when it is first wanted."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from ddp_lab.launch import environment, processes
+
+IDLE = 15 * 60
+"""Seconds without a run after which a server ends by itself. The next run starts another."""
+
+PATIENCE = 120
+"""Seconds that a server gets to load torch."""
+
+# Variables that Python, torch and the libraries below them read when they start or are loaded: too early for a fork.
+_EARLY = re.compile(
+    r"(PYTHON|TORCH|PYTORCH_|ATEN_|TRITON_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_|NPY_|NVIDIA_"
+    r"|LD_|MALLOC_|GLIBC_|LC_).*|LANG|TZ|.*_NUM_THREADS"
+)
+# ... but for those that are read later: threads are set in each rank; the recorder and the groups look when made.
+_LATE = re.compile(r"OMP_NUM_THREADS|TORCH_FR_.*|TORCH_NCCL_.*")
+
+
+class Server:
+    """A server that loads torch, or has loaded it."""
+
+    def __init__(self):
+        self.owner = os.getpid()
+        self.error = ""
+        self._loaded: dict[str, list] | None = None  # once it is ready: see server.loaded()
+        self._listening = threading.Lock()
+        self._env = environment.clean()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One thread, in a session of its own, so that an interrupt from a terminal reaches the kernel alone.
+        settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        lasting = ["lasting"] if threading.current_thread() is threading.main_thread() else []
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(Path(__file__).with_name("server.py")), str(theirs.fileno())]
+                + [str(IDLE), str(self.owner), *lasting],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=self._env | settings,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def left(self) -> bool:
+        """Whether it has ended by itself, after its idle time."""
+        return self._process.poll() == 0
+
+    def ready(self) -> bool:
+        """Wait until it has loaded torch; False, with the reason in `.error`, if it cannot."""
+        with self._listening:
+            if self._loaded is None and not self.error:
+                self._loaded, self.error = self._first_answer()
+        if not self.error and self._process.poll() is not None:
+            self.error = f"it ended with exit code {self._process.poll()}"
+        return not self.error
+
+    def _first_answer(self) -> tuple[dict[str, list] | None, str]:
+        self._channel.settimeout(PATIENCE)
+        try:
+            answer = self._channel.recv(1 << 20)
+        except TimeoutError:
+            return None, f"it has not loaded torch in {PATIENCE} s"
+        if not answer:
+            return None, f"it ended with exit code {self._process.wait()}"
+        said = json.loads(answer)
+        return said.get("loaded"), said.get("error", "")
+
+    def changed(self) -> str:
+        """The name of a module that is no longer as the server has loaded it; "" if there is none."""
+        for name, (path, when) in self._loaded.items():
+            if when and _changed_at(path) != when:
+                return name
+        return ""
+
+    def read_early(self, env: dict[str, str]) -> str:
+        """The first variable in which `env` differs from what the server has started with, and which it read then."""
+        if not re.fullmatch(r"[1-9]\d*", env["OMP_NUM_THREADS"]):
+            return "OMP_NUM_THREADS"
+        names = sorted(name for name in {*env, *self._env} if env.get(name) != self._env.get(name))
+        return next((n for n in names if _EARLY.fullmatch(n) and not _LATE.fullmatch(n)), "")
+
+    def hides(self, folder: Path) -> str:
+        """The first file in a script's folder that would take the place of a loaded module, were it not loaded."""
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.listdir(folder)):
+                stem, _, kind = entry.partition(".")
+                file = folder / entry if kind == "py" else folder / entry / "__init__.py"
+                if stem in self._loaded and self._loaded[stem][0] != str(file) and file.exists():
+                    return entry
+        return ""
+
+    def fork(self, folder: Path, env: dict[str, str], log: int) -> Agent:
+        """Fork an agent for the run of `folder`. Raises OSError if the server has gone."""
+        umask = os.umask(0o077)
+        os.umask(umask)
+        work = {"folder": str(folder), "env": env, "cwd": os.getcwd(), "umask": umask}
+        ours, theirs = socket.socketpair()
+        lifeline_read, lifeline = os.pipe()
+        request = os.memfd_create("request")  # the environment may hold secrets: it is written into no file
+        try:
+            os.write(request, json.dumps(work).encode())
+            os.lseek(request, 0, os.SEEK_SET)
+            socket.send_fds(self._channel, [b"fork"], [request, lifeline_read, log, theirs.fileno()])
+        except OSError:
+            ours.close(), os.close(lifeline)
+            raise
+        finally:
+            theirs.close(), os.close(lifeline_read), os.close(request)
+        return Agent(ours, lifeline)
+
+    def close(self) -> None:
+        """End it, and all that it has forked, and wait until it is gone."""
+        self._channel.close()
+        if self.owner == os.getpid():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(2)
+
+
+class Agent:
+    """An agent that the server has forked: as much of subprocess.Popen as a job needs."""
+
+    def __init__(self, status: socket.socket, lifeline: int):
+        self.stdin = open(lifeline, "wb", buffering=0)
+        self._status = status
+        self._heard = b""
+        self._who: processes.Identity | None = None
+        self._code: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None until the server has answered."""
+        self.poll()
+        return self._who[0] if self._who else None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs. If the server was killed, and the agent with it: -9."""
+        if self._code is None:
+            self._listen(0)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when it has ended, or after the timeout (seconds)."""
+        if self._code is None:
+            self._listen(timeout)
+
+    def kill(self) -> None:
+        if self._who:
+            processes.send(self._who, signal.SIGKILL)
+
+    def _listen(self, timeout: float | None) -> None:
+        self._status.settimeout(timeout)
+        try:
+            data = self._status.recv(4096)
+        except (BlockingIOError, TimeoutError):
+            return
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if "agent" in said:
+                self._who = tuple(said["agent"])
+            else:
+                self._code = said["code"]
+        if not data and not (self._who and processes.alive(self._who)):
+            self._code = -signal.SIGKILL  # the server is gone, and with it who could tell
+        if self._code is not None:
+            self._status.close()
+
+
+_server: Server | None = None
+_lock = threading.Lock()
+
+
+def begin() -> None:
+    """Start the server of this process in the background, if there is none and it could serve."""
+    global _server
+    if sys.platform != "linux":
+        return
+    with _lock:
+        if _server is None or _server.owner != os.getpid() or _server.left:
+            _server = Server()
+            atexit.register(_server.close)
+
+
+def drop() -> None:
+    """End the server. The next run starts another."""
+    global _server
+    with _lock:
+        if _server is not None:
+            atexit.unregister(_server.close)
+            _server.close()
+            _server = None
+
+
+def server_for(env: dict[str, str], folder: Path) -> tuple[Server | None, str]:
+    """The server that can serve a run with this environment and a script from this folder; or None and why not."""
+    if sys.platform != "linux":
+        return None, f"on {sys.platform} a process with torch loaded cannot be forked safely"
+    begin()
+    server = _server
+    if not server.ready():
+        drop()
+        return None, f"the server for warm starts is not there: {server.error}"
+    if name := server.changed():
+        drop()
+        return None, f"{name} has changed since the server for warm starts has loaded it"
+    if name := server.read_early(env):
+        return None, f"{name} is read while Python and torch are being loaded"
+    if name := server.hides(folder):
+        return None, f"{name} beside the script takes the place of a module that is loaded in a warm start"
+    return server, ""
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
