@@ -1,11 +1,12 @@
 """faults: each fails as its name says, and its cure does not. A fault's test fails on the cure, and the other way."""
 
+import socket
 import sys
 
 import pytest
 
 import ddp_lab as lab
-from ddp_lab import catalog
+from ddp_lab import catalog, gpus
 
 STALL = 6  # seconds; the groups of these scripts wait for two minutes
 
@@ -27,6 +28,22 @@ def line_of(name, code):
     return number
 
 
+def of_ranks(run, name):
+    """For each step, what the ranks have logged as `name`, in the order of the ranks."""
+    rows = [[record[name] for record in rank.records if name in record] for rank in run.ranks]
+    return list(zip(*rows, strict=True))
+
+
+def equal(values):
+    """Whether the ranks have the same number, to the last bit."""
+    return len(set(values)) == 1
+
+
+def apart(values):
+    """Whether the ranks have different numbers, by more than rounding."""
+    return max(values) - min(values) > 1e-3
+
+
 def stood(hang):
     """{rank: (line, collective)} of a HangError."""
     return {spot["rank"]: (spot["line"], spot["collective"]) for spot in hang.where}
@@ -38,6 +55,12 @@ def test_every_fault_has_its_cure_and_its_tests():
         assert f"{fault}_cured" in catalog.names()
         name = fault.removeprefix("faults/")
         assert f"test_{name}" in globals() and f"test_{name}_cured" in globals()
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if name.endswith("_cured")])
+def test_a_cure_changes_little(name):
+    changes = catalog.diff(name.removesuffix("_cured"), name).text.splitlines()[2:]
+    assert 0 < sum(line[0] in "+-" for line in changes) <= 8, "\n".join(changes)
 
 
 def test_exception_one_rank():
@@ -110,3 +133,210 @@ def test_plain_python_start_cured():
     assert [rank.records for rank in run.ranks] == [[{"rank": rank, "world_size": 2}] for rank in (0, 1)]
     with pytest.raises(lab.CommandError, match="start this script with: torchrun"):
         lab.command(sys.executable, "-m", catalog.module("faults/plain_python_start_cured"), show="none")
+
+
+def test_not_initialised():
+    with pytest.raises(lab.RankError, match="Default process group has not been initialized") as error:
+        faulty("not_initialised")
+    assert error.value.line == line_of("faults/not_initialised", "model = DistributedDataParallel(")
+
+
+def test_not_initialised_cured():
+    (losses,) = of_ranks(cured("not_initialised"), "loss")
+    assert equal(losses)
+
+
+def test_initialised_twice():
+    with pytest.raises(lab.RankError, match="trying to initialize the default process group twice") as error:
+        faulty("initialised_twice")
+    before_main = catalog.source("faults/initialised_twice").text.split("def main")[0].splitlines()
+    assert "init_process_group" in before_main[error.value.line - 1]  # the second call, in what main calls
+
+
+def test_initialised_twice_cured():
+    run = cured("initialised_twice")
+    (mine,), (totals,) = of_ranks(run, "mine"), of_ranks(run, "total")
+    assert equal(totals) and totals[0] == pytest.approx(sum(mine))
+
+
+def on_two_nodes(name):
+    """{(node, rank): (index, devices)} that four ranks on two nodes have logged, and whether both nodes ended well."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    rest = ["--nproc-per-node", "2", "--master-port", port, "-m", catalog.module(f"faults/{name}")]
+    nodes = [["torchrun", "--nnodes", "2", "--node-rank", node, *rest] for node in "01"]
+    runs = lab.commands(nodes, show="none", check=False)
+    records = [record for run in runs for record in run.ranks[0].records]
+    chosen = {(record["node"], record["rank"]): (record["index"], record["devices"]) for record in records}
+    return chosen, all(run.ok for run in runs)
+
+
+def test_rank_as_device():
+    chosen, ok = on_two_nodes("rank_as_device")
+    assert chosen == {(0, 0): (0, 2), (0, 1): (1, 2), (1, 2): (2, 2), (1, 3): (3, 2)}  # 2 and 3 of two devices
+    assert ok == (gpus.count() not in (2, 3))  # a CPU takes any index, and so do GPUs that are there
+
+
+def test_rank_as_device_cured():
+    chosen, ok = on_two_nodes("rank_as_device_cured")
+    assert chosen == {(0, 0): (0, 2), (0, 1): (1, 2), (1, 2): (0, 2), (1, 3): (1, 2)}
+    assert ok
+
+
+def test_device_ids_on_cpu():
+    with pytest.raises(lab.RankError, match=r"got device_ids \[[01]\], .* module parameters .*cpu"):
+        faulty("device_ids_on_cpu")
+
+
+def test_device_ids_on_cpu_cured():
+    assert of_ranks(cured("device_ids_on_cpu"), "local_rank") == [(0, 1)]
+
+
+def test_not_wrapped():
+    weights = of_ranks(faulty("not_wrapped"), "weight")
+    assert equal(weights[0]) and all(apart(step) for step in weights[1:])
+    assert weights[-1] == pytest.approx((1, 2), abs=0.1)  # each has learned its own data
+
+
+def test_not_wrapped_cured():
+    weights = of_ranks(cured("not_wrapped"), "weight")
+    assert all(equal(step) for step in weights)
+    assert 1.2 < weights[-1][0] < 1.8  # all have learned the data of both
+
+
+def samples(run):
+    """What each rank has read, in its order."""
+    return [[sample for record in rank.records for sample in record.get("samples", [])] for rank in run.ranks]
+
+
+def test_no_sampler():
+    run = faulty("no_sampler")
+    assert [rank.records[-1] for rank in run.ranks] == [{"steps": 6, "total": 24, "distinct": 12}] * 2
+    assert [sorted(read) for read in samples(run)] == [list(range(12))] * 2
+
+
+def test_no_sampler_cured():
+    run = cured("no_sampler")
+    assert [rank.records[-1] for rank in run.ranks] == [{"steps": 3, "total": 12, "distinct": 12}] * 2
+    first, second = samples(run)
+    assert len(first) == len(second) and sorted(first + second) == list(range(12))
+
+
+def test_module_called_directly():
+    run = faulty("module_called_directly")
+    assert of_ranks(run, "gradient") == [(1.5, 1.5), (1, 2), (1.5, 1.5)]
+    assert [apart(step) for step in of_ranks(run, "weight")] == [False, True, True]  # and for ever
+
+
+def test_module_called_directly_cured():
+    run = cured("module_called_directly")
+    assert of_ranks(run, "gradient") == [(1.5, 1.5)] * 3
+    assert all(equal(step) for step in of_ranks(run, "weight"))
+
+
+def test_parameter_added_after_wrap():
+    run = faulty("parameter_added_after_wrap")
+    assert all(apart(step) for step in of_ranks(run, "new"))
+    assert all(equal(step) for step in of_ranks(run, "old"))
+
+
+def test_parameter_added_after_wrap_cured():
+    run = cured("parameter_added_after_wrap")
+    assert len(of_ranks(run, "new")) == 5
+    assert all(equal(step) for name in ("new", "old") for step in of_ranks(run, name))
+
+
+LATE = "Expected to have finished reduction in the prior iteration before starting a new one"
+
+
+def test_head_replaced_after_wrap():
+    with pytest.raises(lab.RankError, match=LATE) as error:
+        faulty("head_replaced_after_wrap")
+    assert "did not receive grad for rank" in str(error.value) and ": 2 3\n" in str(error.value)  # the old head's
+    assert error.value.line == line_of("faults/head_replaced_after_wrap", "loss = model(")
+    for name in ("body", "head"):
+        (first,) = of_ranks(error.value.run, name)  # one step passed in silence, and nothing was averaged in it
+        assert apart(first)
+
+
+def test_head_replaced_after_wrap_cured():
+    run = cured("head_replaced_after_wrap")
+    assert len(of_ranks(run, "head")) == 5
+    assert all(equal(step) for name in ("body", "head") for step in of_ranks(run, name))
+
+
+def test_frozen_after_wrap():
+    with pytest.raises(lab.RankError, match=LATE) as error:
+        faulty("frozen_after_wrap")
+    assert "did not receive grad for rank" in str(error.value) and ": 0 1\n" in str(error.value)  # the frozen ones
+    assert error.value.line == line_of("faults/frozen_after_wrap", "loss = model(")
+    (first,) = of_ranks(error.value.run, "head")  # one step passed in silence, and nothing was averaged in it
+    assert apart(first)
+
+
+def test_frozen_after_wrap_cured():
+    heads = of_ranks(cured("frozen_after_wrap"), "head")
+    assert len(heads) == 5 and all(equal(step) for step in heads)
+
+
+def test_unfrozen_after_wrap():
+    run = faulty("unfrozen_after_wrap")
+    assert [apart(step) for step in of_ranks(run, "body")] == [False] * 3 + [True] * 3  # thawed in step 3
+    assert all(equal(step) for step in of_ranks(run, "head"))
+
+
+def test_unfrozen_after_wrap_cured():
+    run = cured("unfrozen_after_wrap")
+    bodies = of_ranks(run, "body")
+    assert all(equal(step) for step in [*bodies, *of_ranks(run, "head")])
+    assert bodies[0] == bodies[2] != bodies[3]  # it was frozen, and then trained
+
+
+def test_weights_loaded_on_one_rank():
+    run = faulty("weights_loaded_on_one_rank")
+    assert all(equal(step) for step in of_ranks(run, "gradient"))
+    distances = [one - other for one, other in of_ranks(run, "weight")]
+    assert distances == pytest.approx([distances[0]] * 5, abs=1e-5) and distances[0] > 1
+
+
+def test_weights_loaded_on_one_rank_cured():
+    run = cured("weights_loaded_on_one_rank")
+    weights = of_ranks(run, "weight")
+    assert weights[0] == (5, 5) and all(equal(step) for step in [*weights, *of_ranks(run, "gradient")])
+
+
+def test_module_prefix():
+    with pytest.raises(lab.RankError, match='Missing key.*"weight", "bias"') as error:
+        faulty("module_prefix")
+    assert 'Unexpected key(s) in state_dict: "module.weight", "module.bias"' in str(error.value)
+    assert error.value.run.ranks[0].records == [{"names": ["module.weight", "module.bias"]}]
+
+
+def test_module_prefix_cured():
+    for rank in cured("module_prefix").ranks:
+        assert rank.records == [{"names": ["weight", "bias"]}, {"loaded": True}]
+
+
+def test_module_prefix_not_strict():
+    run = faulty("module_prefix_not_strict")
+    assert run.ok
+    for rank in run.ranks:
+        keys = {"missing": ["weight", "bias"], "unexpected": ["module.weight", "module.bias"]}
+        assert rank.records == [keys, {"loaded": False}]
+
+
+def test_module_prefix_not_strict_cured():
+    for rank in cured("module_prefix_not_strict").ranks:
+        assert rank.records == [{"missing": [], "unexpected": []}, {"loaded": True}]
+
+
+def test_model_differs():
+    with pytest.raises(lab.RankError, match="appears not to match sizes of the same param in process 0") as error:
+        faulty("model_differs")
+    assert error.value.rank == 1
+    assert of_ranks(error.value.run, "classes") == [(3, 2)]
+
+
+def test_model_differs_cured():
+    assert of_ranks(cured("model_differs"), "classes") == [(3, 3)]

@@ -1,0 +1,34 @@
+"""The group is joined in one place.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.initialised_twice_cured
+
+Look at the total: the same on all ranks.
+"""
+
+import gc
+
+import torch
+import torch.distributed as dist
+
+from ddp_lab import worker
+
+
+def set_up(seed):
+    """What every script of a project begins with."""
+    dist.init_process_group()
+    torch.manual_seed(seed + dist.get_rank())
+
+
+def main():
+    set_up(seed=0)
+
+    mine = torch.rand(())
+    total = mine.clone()
+    dist.all_reduce(total)
+    worker.log(mine=mine, total=total)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

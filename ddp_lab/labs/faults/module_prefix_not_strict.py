@@ -1,0 +1,38 @@
+"""`strict=False` against the error about names: now nothing is loaded, and no one says so.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.module_prefix_not_strict
+
+Look at the weight of the bare model: it is what chance has given it.
+"""
+
+import gc
+import io
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_lab import worker
+
+
+def main():
+    dist.init_process_group()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1))
+
+    checkpoint = io.BytesIO()  # stands for a file
+    torch.save(model.state_dict(), checkpoint)
+    checkpoint.seek(0)
+
+    bare = nn.Linear(4, 1)  # as in a script that only predicts
+    saved = torch.load(checkpoint)
+    answer = bare.load_state_dict(saved, strict=False)
+    worker.log(missing=answer.missing_keys, unexpected=answer.unexpected_keys)
+    worker.log(loaded=torch.equal(bare.weight, model.module.weight))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit

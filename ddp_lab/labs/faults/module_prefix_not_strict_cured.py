@@ -1,0 +1,40 @@
+"""The names of an old file are put right, in place, and strict loading then says whether they all fit.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.module_prefix_not_strict_cured
+
+Look at: nothing missing, nothing unexpected, loaded.
+"""
+
+import gc
+import io
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_lab import worker
+
+
+def main():
+    dist.init_process_group()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1))
+
+    checkpoint = io.BytesIO()  # stands for a file
+    torch.save(model.state_dict(), checkpoint)
+    checkpoint.seek(0)
+
+    bare = nn.Linear(4, 1)  # as in a script that only predicts
+    saved = torch.load(checkpoint)
+    consume_prefix_in_state_dict_if_present(saved, "module.")  # changes it, and returns None
+    answer = bare.load_state_dict(saved)
+    worker.log(missing=answer.missing_keys, unexpected=answer.unexpected_keys)
+    worker.log(loaded=torch.equal(bare.weight, model.module.weight))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit
