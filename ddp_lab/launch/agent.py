@@ -33,15 +33,17 @@ PATIENCE = 1.5
 _PARENT_CHECK = 0.2  # seconds between two looks whether the parent still lives
 
 
-def main(folder: Path, parent: int) -> int:
-    """Do the work described in the folder and return the exit code. `parent`: pid of who started this process."""
+def main(folder: Path, parent: int, forked: bool = False) -> int:
+    """Do the work described in the folder and return the exit code. `parent`: pid of who started this process;
+    `forked`: it is a fork, and so will the ranks be.
+    """
     work = json.loads((folder / "agent.json").read_text())
     lifeline = take_lifeline()
     processes.adopt_orphans()
     try:
         if work["kind"] == "torchrun":
             watch(lifeline, parent)
-            return run_torchrun(work["argv"], parent)
+            return run_torchrun(work["options"], work["argv"], parent, forked)
         return run_command(work["argv"], folder / "rank0", lifeline, parent)
     finally:
         for number in guard.STOPPING:  # torchrun's handlers would raise in the midst of this
@@ -74,8 +76,10 @@ def _watch(lifeline: int, parent: int) -> None:
     os._exit(143)
 
 
-def run_torchrun(argv: list[str], parent: int) -> int:
-    """torch's own torchrun, in this process, with its store on a loopback socket."""
+def run_torchrun(options: list[str], argv: list[str], parent: int, forked: bool) -> int:
+    """torch's own torchrun, in this process, with its store on a loopback socket. It starts our rank.py, which runs
+    the learner's script `argv`; `forked`: by its fork mode.
+    """
     # Loading torch's libraries holds the interpreter's lock, from a slow disk for seconds: the thread that watches the
     # lifeline cannot run then. There are no ranks yet, so the system may end this process with its parent.
     processes.die_with_parent(parent)
@@ -87,9 +91,14 @@ def run_torchrun(argv: list[str], parent: int) -> int:
     processes.die_with_parent(parent, 0)
     _keep_store_on_loopback()
     _join_without_delay()
+    here = Path(__file__)
+    start = [str(here.with_name("rank.py"))]
+    if forked:
+        _touch_no_device()
+        start = ["--start-method", "fork", "--run-path", str(here.with_name("forked_rank.py"))]
     os.environ["DDP_LAB_AGENT"] = str(os.getpid())  # for the guards: if it ends before they look, they can tell
     try:
-        run.main(argv)
+        run.main([*options, *start, *argv])
     except Exception as error:  # ChildFailedError and SignalException: the ranks' own files say more
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -144,11 +153,24 @@ def _keep_store_on_loopback() -> None:
 
 
 def _join_without_delay() -> None:
-    """Leave out the random wait of up to 0.3 s that is to keep many nodes from joining at once: there is one here."""
+    """Leave out what takes torchrun's rendezvous its time: a random wait of up to 0.3 s that keeps many nodes from
+    joining at once (there is one here), and the whole stack, read with its sources for the name of a function.
+    """
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     delay = dynamic_rendezvous._delay
     _replace(dynamic_rendezvous, "_delay", lambda seconds: None if isinstance(seconds, tuple) else delay(seconds))
+    name = lambda depth=2: sys._getframe(depth).f_code.co_name  # noqa: E731
+    _replace(dynamic_rendezvous, "get_method_name", name)
+
+
+def _touch_no_device() -> None:
+    """Keep torchrun from asking for GPUs in this process: CUDA, once begun, works in no fork of it. torchrun asks to
+    bind ranks to the cores next to their GPUs, which warm ranks go without.
+    """
+    import torch
+
+    _replace(torch.accelerator, "is_available", lambda: False)
 
 
 _replaced: list[tuple[object, str, object]] = []

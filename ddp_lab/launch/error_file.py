@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import sys
 import time
@@ -19,14 +20,14 @@ class Report:
     def __init__(self, folder: Path):
         self._path = folder / "error.json"
         self._rank = os.getpid()
-        self._reserve = [open(os.devnull), open(os.devnull), bytearray(8 << 20)]
+        self._reserve = [open(os.devnull), open(os.devnull), mmap.mmap(-1, 8 << 20)]
 
     def write(self, error: BaseException, code: int, ours: str) -> None:
         """Write error.json, then (for what Python shows one) the traceback to stderr. Frames of the file `ours`, which
         ran the script, are left out.
         """
-        for file in self._reserve[:2]:
-            file.close()
+        for kept in self._reserve:
+            kept.close()
         self._reserve.clear()
         tb = error.__traceback__
         while tb is not None and tb.tb_frame.f_code.co_filename == ours:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import multiprocessing
 import multiprocessing.process
 import os
 import random
@@ -20,9 +21,16 @@ def begin() -> None:
     agent.restore()
     importlib.invalidate_caches()
     processes.set_name(os.path.basename(sys.executable))
+    _open_stdin()
     _be_main_process()
     _seed()
     set_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _open_stdin() -> None:
+    """As Python opens it at its start: multiprocessing has put another in its place."""
+    sys.stdin = sys.__stdin__ = open(0, encoding=sys.stdout.encoding, closefd=False)
+    sys.stdin.buffer.raw.name = "<stdin>"
 
 
 def _be_main_process() -> None:
@@ -31,6 +39,7 @@ def _be_main_process() -> None:
     module._current_process = _MAIN
     module._parent_process, module._children = None, set()
     module._process_counter = itertools.count(1)
+    multiprocessing.set_start_method(None, force=True)
 
 
 def _seed() -> None:

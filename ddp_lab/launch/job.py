@@ -16,7 +16,7 @@ from pathlib import Path
 from ddp_lab.errors import LabError
 from ddp_lab.launch import folders, processes, stacks, traffic, warm
 from ddp_lab.launch.failures import describe_hang, read_json
-from ddp_lab.launch.output import Progress, Screen, Tail
+from ddp_lab.launch.output import Progress, Screen, Tail, say
 
 _POLL = 0.02  # seconds between two looks at the output
 _VITALS = 1.0  # seconds between two looks at CPU time and I/O
@@ -43,7 +43,8 @@ class Expiry:
 
 
 class Job:
-    """`work` is what the agent is to do: {"kind": "torchrun" or "command", "argv": [...]}. `server` forks the agent;
+    """`work` is what the agent is to do: {"kind": "torchrun", "options": [...], "argv": [...]}, or without
+    options for a "command". `server` forks the agent;
     None starts it cold.
     """
 
@@ -61,8 +62,12 @@ class Job:
         """Start the agent. Only follow() does: an interrupt that came before it would leave the job to itself."""
         with open(self.folder / "agent.log", "wb") as log:
             if self._server is not None:
-                self._agent = self._server.fork(self.folder, self._env, log.fileno())
-                return
+                try:
+                    self._agent = self._server.fork(self.folder, self._env, log.fileno())
+                    return
+                except OSError as error:
+                    say(f"cold start: {error.strerror or error}")
+                    warm.drop()
             # In a session of its own, so that an interrupt from a terminal reaches the kernel alone.
             self._agent = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("agent.py")), str(self.folder), str(os.getpid())],
@@ -116,7 +121,7 @@ class Job:
 
         starts = [known[0] for rank in self.ranks if (known := self._identities(rank).get("child"))]
         found = {}
-        for pid in starts or filter(None, [self._agent.pid]):
+        for pid in starts or [self._agent.pid]:
             with contextlib.suppress(psutil.Error):
                 top = psutil.Process(pid)
                 for process in [top, *top.children(recursive=True)]:

@@ -22,28 +22,31 @@ import select
 import signal
 import socket
 import time
+import weakref
 from pathlib import Path
 
 if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not installed
     sys.path.append(str(Path(__file__).parents[2]))
 
-from ddp_lab.launch import agent, processes
+from ddp_lab.launch import agent, hugepages, processes
 
 _KERNEL_CHECK = 0.2  # seconds between two looks whether the kernel still lives
 
 
 def preload() -> None:
-    """Load what a run loads before its first step. The first DDP(...) of a process imports torch._dynamo, some 900
-    modules; the agent imports torch.distributed.run.
-    """
+    """Load what a run loads before its first step."""
     import threadpoolctl  # noqa: F401
-    import torch
-    import torch._dynamo
+    import torch._dynamo  # which the first DDP(...) or optimizer of a process imports, some 900 modules
     import torch.distributed.run
-    import torch.utils.data  # noqa: F401
+    import torch.utils.data
 
     from ddp_lab.launch import rank  # noqa: F401
     from ddp_lab.meters import recorder  # noqa: F401
+
+    torch.distributed.run.get_args_parser()  # compiles what argparse compiles
+    # At its exit each fork would take torch's operators out of its registry, one after the other, for 30 ms.
+    for finalizer in list(weakref.finalize._registry):
+        finalizer.atexit = False
 
 
 def loaded() -> dict[str, list]:
@@ -68,28 +71,28 @@ class Server:
         self._agents: dict[int, socket.socket] = {}  # pid: where its exit code is told
 
     def serve(self) -> None:
-        """Until the kernel is gone, or nothing has run for the idle time."""
-        closing, active = False, time.monotonic()
-        while os.getppid() == self._kernel:
-            wait = 0 if closing and not self._agents else _KERNEL_CHECK
-            ready = select.select([self._channel, self._wake], [], [], wait)[0]
+        """Until the kernel is gone or has closed its end, or nothing has run for the idle time."""
+        tidying, untidy = hugepages.collapse(), True  # a second's work, done while there is nothing else to do
+        listening, active = True, time.monotonic()
+        while os.getppid() == self._kernel and (listening or self._agents):
+            free = untidy and not self._agents
+            watched = [self._wake, self._channel] if listening else [self._wake]
+            ready = select.select(watched, [], [], 0 if free else _KERNEL_CHECK)[0]
+            if free and not ready:
+                untidy = next(tidying, False)
             if self._wake in ready:
                 os.read(self._wake, 512)
             self._reap()
             if self._channel in ready:
-                data, descriptors, *_ = socket.recv_fds(self._channel, 16, 4)
+                _, descriptors, *_ = socket.recv_fds(self._channel, 16, 4)
                 if descriptors:
                     self._fork(*descriptors)
-                elif not data and not closing:
-                    return  # the kernel has closed its end
+                else:
+                    listening = False
             if self._agents:
                 active = time.monotonic()
-            elif closing and not ready:
-                return
             elif time.monotonic() - active > self._idle:
-                # From now on the kernel cannot send; what it has sent before is still served.
-                self._channel.shutdown(socket.SHUT_RD)
-                closing = True
+                self._channel.shutdown(socket.SHUT_RD)  # the kernel cannot send any more; what it has sent is served
 
     def _fork(self, request: int, lifeline: int, log: int, status: int) -> None:
         with open(request, "rb") as file:
@@ -120,7 +123,7 @@ class Server:
 
     def _tell(self, pid: int, what: dict) -> None:
         try:
-            self._agents[pid].send(json.dumps(what).encode() + b"\n")
+            self._agents[pid].send(json.dumps(what).encode())
         except OSError:
             pass  # the kernel does not listen any more
 
@@ -136,7 +139,7 @@ def _be_agent(work: dict, lifeline: int, log: int, server: int) -> int:
     os.environ.clear()
     os.environ.update(work["env"])
     os.chdir(work["cwd"])
-    return agent.main(Path(work["folder"]), server)
+    return agent.main(Path(work["folder"]), server, forked=True)
 
 
 def main(channel: int, idle: float, kernel: int, lasting: bool) -> None:

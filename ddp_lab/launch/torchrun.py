@@ -88,8 +88,8 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     run = Run(folder, name, command, nproc, 0.0)
     try:
         server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)
-        argv = _torchrun_arguments(folder, nproc, server is not None) + [*target, *args]
-        job = Job(folder, {"kind": "torchrun", "argv": argv}, env, nproc, server)
+        work = {"kind": "torchrun", "options": _options(folder, nproc), "argv": [*target, *args]}
+        job = Job(folder, work, env, nproc, server)
         screen = Screen({r: job.streams(r) for r in range(nproc)}, rank_label, ranks)
         progress = Progress([folder / f"rank{r}" / "progress.jsonl" for r in range(nproc)])
         follow([job], screen, progress, timeout, stall)
@@ -141,15 +141,12 @@ def _server(asked: bool | None, env: dict[str, str], folder: Path) -> warm.Serve
     return server
 
 
-def _torchrun_arguments(folder: Path, nproc: int, forked: bool) -> list[str]:
-    """torchrun's own options, up to and with the script it starts: our rank.py, which runs the learner's."""
-    script = Path(__file__).with_name("forked_rank.py" if forked else "rank.py")
+def _options(folder: Path, nproc: int) -> list[str]:
+    """torchrun's own options."""
     return [
         *("--standalone", "--nproc-per-node", str(nproc), "--local-addr", "127.0.0.1"),
         *("--redirects", "3", "--log-dir", str(folder / "logs")),
         *("--shutdown-timeout", "1", "--monitor-interval", "0.005"),
-        *(("--start-method", "fork", "--run-path") if forked else ()),
-        str(script),
     ]
 
 

@@ -22,6 +22,8 @@ IDLE = 15 * 60
 PATIENCE = 120
 """Seconds that a server gets to load torch."""
 
+_ANSWER = 10  # seconds that a server gets to fork, and a killed process to end
+
 # Variables that Python, torch and the libraries below them read when they start or are loaded: too early for a fork.
 _EARLY = re.compile(
     r"(PYTHON|TORCH|PYTORCH_|ATEN_|TRITON_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_|NPY_|NVIDIA_"
@@ -110,23 +112,26 @@ class Server:
         return ""
 
     def fork(self, folder: Path, env: dict[str, str], log: int) -> Agent:
-        """Fork an agent for the run of `folder`. Raises OSError if the server has gone."""
+        """Fork an agent for the run of `folder`, with its output to the descriptor `log`. Raises OSError if the server
+        has gone.
+        """
         umask = os.umask(0o077)
         os.umask(umask)
         work = {"folder": str(folder), "env": env, "cwd": os.getcwd(), "umask": umask}
-        ours, theirs = socket.socketpair()
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_read, lifeline = os.pipe()
         request = os.memfd_create("request")  # the environment may hold secrets: it is written into no file
         try:
             os.write(request, json.dumps(work).encode())
             os.lseek(request, 0, os.SEEK_SET)
             socket.send_fds(self._channel, [b"fork"], [request, lifeline_read, log, theirs.fileno()])
+            theirs.close()
+            return Agent(status, lifeline)
         except OSError:
-            ours.close(), os.close(lifeline)
+            status.close(), os.close(lifeline)
             raise
         finally:
             theirs.close(), os.close(lifeline_read), os.close(request)
-        return Agent(ours, lifeline)
 
     def close(self) -> None:
         """End it, and all that it has forked, and wait until it is gone."""
@@ -140,50 +145,41 @@ class Agent:
     """An agent that the server has forked: as much of subprocess.Popen as a job needs."""
 
     def __init__(self, status: socket.socket, lifeline: int):
-        self.stdin = open(lifeline, "wb", buffering=0)
+        """Waits for the server to say which process it is; OSError if it does not."""
         self._status = status
-        self._heard = b""
-        self._who: processes.Identity | None = None
         self._code: int | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """None until the server has answered."""
-        self.poll()
-        return self._who[0] if self._who else None
+        status.settimeout(_ANSWER)
+        self._who: processes.Identity = tuple(self._hear()["agent"])
+        self.pid = self._who[0]
+        self.stdin = open(lifeline, "wb", buffering=0)
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs. If the server was killed, and the agent with it: -9."""
+        return self.wait(0)
+
+    def wait(self, timeout: float = _ANSWER) -> int | None:
+        """As poll(), once it has ended, or after the timeout (seconds)."""
         if self._code is None:
-            self._listen(0)
+            self._status.settimeout(timeout)
+            try:
+                self._code = self._hear()["code"]
+            except (BlockingIOError, TimeoutError):
+                return None
+            except OSError:  # the server is gone, and with it who could tell
+                if processes.alive(self._who):
+                    return None
+                self._code = -signal.SIGKILL
+            self._status.close()
         return self._code
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when it has ended, or after the timeout (seconds)."""
-        if self._code is None:
-            self._listen(timeout)
-
     def kill(self) -> None:
-        if self._who:
-            processes.send(self._who, signal.SIGKILL)
+        processes.send(self._who, signal.SIGKILL)
 
-    def _listen(self, timeout: float | None) -> None:
-        self._status.settimeout(timeout)
-        try:
-            data = self._status.recv(4096)
-        except (BlockingIOError, TimeoutError):
-            return
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            if "agent" in said:
-                self._who = tuple(said["agent"])
-            else:
-                self._code = said["code"]
-        if not data and not (self._who and processes.alive(self._who)):
-            self._code = -signal.SIGKILL  # the server is gone, and with it who could tell
-        if self._code is not None:
-            self._status.close()
+    def _hear(self) -> dict:
+        heard = self._status.recv(4096)  # what is sent together arrives together
+        if not heard:
+            raise ConnectionResetError("the server for warm starts has gone")
+        return json.loads(heard)
 
 
 _server: Server | None = None

@@ -1,0 +1,462 @@
+"""Starting warm: what a forked rank finds is what a fresh one finds, and the server serves, goes cold and ends well."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from kernels import MARK, Emptying, is_server, kernel, marked, stands_in
+from launching import script, see
+from waiting import wait_for
+
+import ddp_lab as lab
+from ddp_lab.launch import warm
+
+torchrun = importlib.import_module("ddp_lab.launch.torchrun")
+
+# All that a script can find out about the process that it runs in, and that may differ between a fork and a fresh one.
+PROBE = """
+import os
+environment = dict(os.environ)
+import atexit, gc, io, json, locale, logging, multiprocessing, os, resource, signal, socket, sys, tempfile, threading
+import warnings
+
+import numpy
+import torch
+import torch.distributed as dist
+import threadpoolctl
+from ddp_lab import worker
+
+found = {
+    "environment": environment, "argv": sys.argv, "name": __name__, "file": __file__, "cwd": os.getcwd(),
+    "path": sys.path, "spec": str(__spec__), "globals": sorted(k for k in globals() if k.startswith("__")),
+    "main": sys.modules["__main__"].__dict__ is globals(), "flags": str(sys.flags), "executable": sys.executable,
+    "torch threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+    "pools": sorted({(p["user_api"], p["num_threads"]) for p in threadpoolctl.threadpool_info()}),
+    "streams": [(s.fileno(), s.encoding, s.errors, s.line_buffering, s.write_through, s.name, type(s.buffer).__name__)
+                for s in (sys.stdout, sys.stderr)],
+    "stdin": (sys.stdin.fileno(), sys.stdin.name, sys.stdin.encoding, sys.stdin.read(), os.fstat(0).st_rdev),
+    "descriptors": len(os.listdir("/proc/self/fd")), "process": multiprocessing.current_process().name,
+    "processes": (multiprocessing.parent_process(), multiprocessing.active_children()),
+    "start method": multiprocessing.get_start_method(allow_none=True),
+    "thread": (threading.current_thread().name, threading.main_thread() is threading.current_thread()),
+    "threads": sorted(t.name for t in threading.enumerate()),
+    "signals": {s.name: str(getattr(signal.getsignal(s), "__name__", signal.getsignal(s)))
+                for s in signal.valid_signals() if isinstance(s, signal.Signals)},
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "wakeup": signal.set_wakeup_fd(-1),
+    "leads": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()), "umask": os.umask(0o077),
+    "limits": [resource.getrlimit(getattr(resource, n)) for n in sorted(dir(resource)) if n.startswith("RLIMIT_")],
+    "cores": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "comm": open("/proc/self/comm").read(),
+    "locale": (locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(False), sys.getfilesystemencoding()),
+    "logging": (logging.getLogger().handlers, logging.getLogger().level), "hooks": sys.excepthook is sys.__excepthook__,
+    "gc": (gc.isenabled(), gc.get_threshold()), "recursion": sys.getrecursionlimit(), "tempdir": tempfile.gettempdir(),
+    "settings": [torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+                 torch.get_float32_matmul_precision(), torch.cuda.is_initialized(), torch.is_inference_mode_enabled()],
+    "debug": str(dist.get_debug_level()), "store": (dist.TCPStore.__module__, dist.TCPStore.__name__),
+    "accelerator": torch.accelerator.is_available.__module__, "timeout": socket.getdefaulttimeout(),
+    "initialised": dist.is_initialized(), "module": __import__("beside").VALUE,
+}
+dist.init_process_group()
+found["group"] = (dist.get_backend(), dist.get_rank(), dist.get_world_size())
+worker.save("found", json.loads(json.dumps(found, default=str)))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+# What is each run's own. TORCHELASTIC_ERROR_FILE is in the run's folder.
+OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "DDP_LAB_RANK_DIR"}
+
+
+def found_by(path, nproc, is_warm):
+    seen = see(lab.torchrun, path, "an argument", nproc=nproc, warm=is_warm, env={"A_SETTING": "x"})
+    assert seen.error is None, seen.error
+    found = [rank.saved["found"] for rank in seen.run.ranks]
+    for one in found:
+        assert one["environment"].keys() >= OWN
+        one["environment"] = {k: v for k, v in one["environment"].items() if k not in OWN}
+    return found
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def both(request, tmp_path_factory):
+    """What the ranks of a warm and of a cold run have found."""
+    folder = tmp_path_factory.mktemp("both")
+    (folder / "beside.py").write_text("VALUE = 1")
+    path = script(folder, PROBE)
+    return found_by(path, request.param, True), found_by(path, request.param, False)
+
+
+def test_a_rank_finds_warm_what_it_finds_cold(both):
+    for warm_one, cold_one in zip(*both, strict=True):
+        assert warm_one.keys() == cold_one.keys()
+        different = {what: (warm_one[what], cold_one[what]) for what in cold_one if warm_one[what] != cold_one[what]}
+        assert not different
+
+
+def test_the_threads_are_those_that_were_asked_for(both):
+    from ddp_lab import limits
+
+    for found in both:
+        for one in found:
+            expected = max(1, limits.cores() // len(found))
+            assert one["torch threads"][0] == expected
+            assert {threads for _, threads in one["pools"]} == {expected}
+
+
+def test_training_gives_the_same_to_the_last_bit():
+    runs = [lab.torchrun("train_ddp", "--epochs", "2", show="none", warm=is_warm) for is_warm in (True, False)]
+    warm_records, cold_records = ([rank.records for rank in run.ranks] for run in runs)
+    assert warm_records == cold_records and len(warm_records[0]) > 5
+
+
+DRAWS = """
+import random, numpy, torch
+from ddp_lab import worker
+worker.log(torch=torch.rand(1).item(), numpy=numpy.random.rand(), random=random.random(), seed=torch.initial_seed(),
+           model=torch.nn.Linear(1, 1).weight.item())
+"""
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+def test_ranks_that_are_not_seeded_draw_their_own_numbers(tmp_path, is_warm):
+    path = script(tmp_path, DRAWS)
+    runs = [see(lab.torchrun, path, warm=is_warm).run for _ in range(2)]
+    drawn = [rank.records[0] for run in runs for rank in run.ranks]
+    for name in ("torch", "numpy", "random", "seed", "model"):
+        assert len({one[name] for one in drawn}) == 4, name
+
+
+PROCESSES = """
+import torch
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+from ddp_lab import worker
+
+def spawned(index, queue):
+    queue.put((index, __name__))
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, i):
+        return i * i, torch.utils.data.get_worker_info().id
+
+if __name__ == "__main__":
+    for how in ("fork", "spawn"):
+        batches = list(DataLoader(Squares(), batch_size=3, num_workers=2, multiprocessing_context=how))
+        squares, workers = zip(*batches)
+        worker.log(how=how, squares=sorted(torch.cat(squares).tolist()), workers=[ids[0].item() for ids in workers])
+    queue = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(spawned, (queue,), nprocs=2)
+    worker.log(spawned=sorted(queue.get() for _ in range(2)))
+"""
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+def test_loader_workers_and_spawn_work_inside_a_rank(tmp_path, is_warm):
+    seen = see(lab.torchrun, script(tmp_path, PROCESSES), nproc=1, warm=is_warm)
+    assert seen.error is None, seen.error
+    records = seen.run.ranks[0].records
+    assert [r["squares"] for r in records[:2]] == [[0, 1, 4, 9, 16, 25]] * 2
+    assert [r["workers"] for r in records[:2]] == [[0, 1]] * 2
+    assert records[2]["spawned"] == [[0, "__mp_main__"], [1, "__mp_main__"]]
+
+
+def test_an_edited_script_and_an_edited_module_are_seen_at_the_next_run(tmp_path):
+    for number in range(3):
+        (tmp_path / "helper.py").write_text(f"VALUE = {number}  # {'x' * number}")
+        path = script(tmp_path, f"import helper\nprint(helper.VALUE, {number})\n")
+        assert see(lab.torchrun, path, nproc=1, warm=True).run.ranks[0].stdout == f"{number} {number}\n"
+
+
+@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "sys.exit(0)", "pass"])
+def test_a_rank_that_ends_before_the_others_is_no_reason_to_wait(tmp_path, end, is_warm):
+    source = f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {end}\nelse:\n    time.sleep(0.3)\n"
+    seen = see(lab.torchrun, script(tmp_path, source), stall=10, warm=is_warm)
+    assert seen.error is None, seen.error
+    assert [rank.exitcode for rank in seen.run.ranks] == [0, 0]
+
+
+def test_the_first_wrap_and_step_import_nothing_more(tmp_path):
+    source = """
+        import sys
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.data import DataLoader, DistributedSampler
+        from ddp_lab import worker
+        dist.init_process_group()
+        before = set(sys.modules)
+        model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for batch in DataLoader(torch.ones(8, 2), batch_size=2, sampler=DistributedSampler(range(8))):
+            model(batch).sum().backward()
+            optimizer.step()
+        worker.log(imported=sorted(set(sys.modules) - before))
+        dist.destroy_process_group()
+    """
+    (first, second) = (rank.records for rank in see(lab.torchrun, script(tmp_path, source), warm=True).run.ranks)
+    assert first == second == [{"imported": []}]
+
+
+def test_the_kernels_environment_is_written_into_no_file(tmp_path, monkeypatch):
+    path = script(tmp_path, "import os; print(len(os.environ['TOKEN']))")
+    monkeypatch.setenv("TOKEN", "a-secret-word")
+    run = see(lab.torchrun, path, nproc=1, warm=True).run
+    assert run.ranks[0].stdout == "13\n"
+    files = [file for file in run.dir.rglob("*") if file.is_file()]
+    assert files and not [file for file in files if b"a-secret-word" in file.read_bytes()]
+
+
+# ---- when it goes cold, and how it says so
+
+
+def why(run_options=None, path="hello"):
+    """The line that says why a run went cold, None if it was warm."""
+    seen = see(lab.torchrun, path, nproc=1, show="none", **(run_options or {}))
+    assert seen.error is None, seen.error
+    return next((line for line in seen.lines if line.startswith("cold start:")), None)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("TORCH_DISTRIBUTED_DEBUG", "INFO"),
+        ("TORCH_CPP_LOG_LEVEL", "INFO"),
+        ("PYTHONHASHSEED", "0"),
+        ("MKL_NUM_THREADS", "1"),
+        ("OMP_PROC_BIND", "true"),
+        ("OMP_NUM_THREADS", "1,2"),
+        ("LD_BIND_NOW", "1"),
+        ("LC_ALL", "C.UTF-8"),
+    ],
+)
+def test_a_variable_that_is_read_too_early_for_a_fork_starts_cold(monkeypatch, name, value):
+    monkeypatch.setattr(torchrun, "Job", warm_or_cold(asked := []))
+    with pytest.raises(StopIteration):
+        seen = []
+        monkeypatch.setattr(torchrun, "say", seen.append)
+        lab.torchrun("hello", nproc=1, env={name: value})
+    assert asked == [None] and any(f"cold start: {name} is read" in line for line in seen)
+
+
+@pytest.mark.parametrize(
+    "env", [{"OMP_NUM_THREADS": "2"}, {"TORCH_FR_BUFFER_SIZE": "10"}, {"CUDA_VISIBLE_DEVICES": ""}, {"MINE": "1"}]
+)
+def test_other_variables_do_not(monkeypatch, env):
+    monkeypatch.setattr(torchrun, "Job", warm_or_cold(asked := []))
+    with pytest.raises(StopIteration):
+        lab.torchrun("hello", nproc=1, env=env)
+    assert asked[0] is not None
+
+
+def warm_or_cold(asked):
+    """A stand-in for Job that notes the server it is given, and starts nothing."""
+
+    def job(folder, work, env, ranks, server):
+        asked.append(server)
+        raise StopIteration
+
+    return job
+
+
+def test_a_variable_that_has_changed_in_the_kernel_starts_cold_too(monkeypatch):
+    assert why() is None
+    monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
+    assert "TORCH_SHOW_CPP_STACKTRACES" in why()
+    monkeypatch.delenv("TORCH_SHOW_CPP_STACKTRACES")
+    assert why() is None
+
+
+def test_the_number_of_threads_that_is_asked_for_is_what_a_warm_rank_has(tmp_path):
+    path = script(tmp_path, "import torch; print(torch.get_num_threads())")
+    assert see(lab.torchrun, path, nproc=1, env={"OMP_NUM_THREADS": "3"}, warm=True).run.ranks[0].stdout == "3\n"
+
+
+@pytest.mark.parametrize("name", ["random.py", "sympy.py", "numpy/__init__.py"])
+def test_a_file_that_takes_the_place_of_a_loaded_module_starts_cold(tmp_path, name, monkeypatch):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    path = script(tmp_path, "print('hello')")
+    monkeypatch.setattr(torchrun, "Job", warm_or_cold(asked := []))
+    with pytest.raises(StopIteration):
+        lab.torchrun(path, nproc=1)
+    (tmp_path / name).unlink()
+    with pytest.raises(StopIteration):
+        lab.torchrun(path, nproc=1)
+    assert asked[0] is None and asked[1] is not None
+
+
+def test_a_torch_that_was_changed_since_starts_cold_and_then_warm_again():
+    assert why() is None
+    before = warm._server
+    path, when = before._loaded["torch"]
+    before._loaded["torch"] = path, when - 1
+    assert why() == "cold start: torch has changed since the server for warm starts has loaded it"
+    assert why() is None and warm._server.pid != before.pid
+    assert not psutil.pid_exists(before.pid)
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Fork servers end before they have begun."""
+    (tmp_path / "broken").mkdir()
+    source = "import os, sys\nif any(word.endswith('launch/server.py') for word in sys.orig_argv): os._exit(3)\n"
+    (tmp_path / "broken" / "sitecustomize.py").write_text(source)
+    warm.drop()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'broken'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    yield
+    warm.drop()
+
+
+def test_a_server_that_does_not_come_up_is_told_and_the_run_is_cold(broken):
+    assert why() == "cold start: the server for warm starts is not there: it ended with exit code 3"
+    error = see(lab.torchrun, "hello", warm=True, show="none").error
+    assert type(error) is lab.InputError and "warm=True: the server" in str(error) and "exit code 3" in str(error)
+
+
+def test_a_server_that_was_killed_is_told_once_and_replaced():
+    assert why() is None
+    os.kill(warm._server.pid, signal.SIGKILL)  # still dying, perhaps, when the next run asks for it
+    assert why() in (
+        "cold start: the server for warm starts is not there: it ended with exit code -9",
+        "cold start: the server for warm starts has gone",
+        "cold start: Broken pipe",
+    )
+    assert why() is None
+
+
+def test_another_system_starts_cold(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(torchrun, "Job", warm_or_cold(asked := []))
+    with pytest.raises(StopIteration):
+        lab.torchrun("hello", nproc=1)
+    assert asked == [None]
+
+
+# ---- the server
+
+
+ALONE = """
+import json, sys
+import psutil
+import ddp_lab as lab
+
+def servers():
+    return [p for p in psutil.Process().children() if any("launch/server.py" in word for word in p.cmdline())]
+
+after_import = len(servers())
+lab.machine()
+after_machine = len(servers())
+runs = [lab.torchrun("hello", nproc=1, show="none") for _ in range(2)]
+(server,) = servers()
+print(json.dumps({"counts": [after_import, after_machine], "pid": server.pid, "threads": server.num_threads(),
+    "seconds": [run.seconds for run in runs], "cwd": server.cwd(), "private": server.memory_full_info().uss,
+    "devices": [f.path for f in server.open_files()] , "sockets": [c.laddr for c in server.net_connections("inet")]}))
+"""
+
+
+def test_the_server_of_a_plain_script_begins_with_machine_has_one_thread_and_ends_with_it(tmp_path):
+    path = script(tmp_path, ALONE)  # unguarded: nothing may import it again
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["counts"] == [0, 1] and told["threads"] == 1 and not told["sockets"]
+    assert not psutil.pid_exists(told["pid"])
+    assert told["private"] < 700 << 20
+
+
+def test_a_script_with_processes_of_its_own_is_served_too(tmp_path):
+    source = """
+        import multiprocessing as mp
+        import ddp_lab as lab
+
+        def square(x):
+            return x * x
+
+        def nested(_):
+            return lab.torchrun("hello", nproc=1, show="none").ranks[0].records[0]["total"]
+
+        if __name__ == "__main__":
+            assert lab.torchrun("hello", nproc=1, show="none", warm=True).ok
+            for how in ("fork", "spawn", "forkserver"):
+                with mp.get_context(how).Pool(2) as pool:
+                    assert pool.map(square, range(4)) == [0, 1, 4, 9]
+                assert lab.torchrun("hello", nproc=1, show="none", warm=True).ok
+            with mp.get_context("fork").Pool(2) as pool:  # each with a server of its own
+                assert pool.map(nested, range(2)) == [1.0, 1.0]
+            assert lab.torchrun("hello", nproc=1, show="none", warm=True).ok
+            print("all served")
+    """
+    mark = "processes"
+    env = {**os.environ, MARK: mark}
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, source)], capture_output=True, text=True, timeout=120, env=env
+    )
+    assert done.stdout.splitlines()[-1:] == ["all served"], done.stdout + done.stderr
+    wait_for(lambda: not marked(mark), 3, "every server has ended")
+
+
+def test_after_its_idle_time_it_ends_and_the_next_run_starts_another(monkeypatch):
+    warm.drop()
+    monkeypatch.setattr(warm, "IDLE", 1.0)
+    assert why() is None
+    first = warm._server
+    wait_for(lambda: first.left, 10, "the server has ended by itself")
+    assert why() is None
+    assert warm._server is not first
+    warm.drop()
+
+
+def test_a_long_run_is_no_idle_time(monkeypatch, tmp_path):
+    warm.drop()
+    monkeypatch.setattr(warm, "IDLE", 0.5)
+    seen = see(lab.torchrun, script(tmp_path, "import time; time.sleep(2); print('through')"), nproc=1, warm=True)
+    assert seen.run.ok and seen.run.ranks[0].stdout == "through\n"
+    warm.drop()
+
+
+ASLEEP = "import time\ndef nap():\n    time.sleep(600)\nnap()\n"
+
+
+def test_when_the_server_is_killed_its_runs_end_and_the_kernel_goes_on(tmp_path):
+    (tmp_path / "script.py").write_text(ASLEEP)
+    with kernel(tmp_path) as it:
+        it.run("import ddp_lab as lab")
+        cell = it.send("lab.torchrun('script.py', timeout=None, stall=None, warm=True)")
+        wait_for(lambda: it.counts().get("rank") == 2, 60, "the ranks live")
+        wait_for(lambda: stands_in(tmp_path, 0, "nap"), 60, "rank 0 sleeps", every=0.2)
+        server = it.server
+        emptying = Emptying(it.children)
+        emptying.begin()
+        os.kill(server, signal.SIGKILL)
+        assert not emptying.end()
+        name, shown, _ = it.finish(cell)
+        assert name == "LaunchError" and "was killed from outside" in shown
+        assert "ok" in it.run("print('ok' if lab.torchrun('hello', show='none').ok else 'no')")
+
+
+@pytest.mark.parametrize("way", ["shutdown", "restart", "kill"])
+def test_an_idle_server_ends_with_its_kernel(tmp_path, way):
+    with kernel(tmp_path) as it:
+        it.run("import ddp_lab as lab; lab.torchrun('hello', show='none', warm=True)")
+        server = it.server
+        assert psutil.pid_exists(server) and not it.children()
+        {"shutdown": it.shutdown, "restart": it.restart, "kill": it.kill}[way]()
+        wait_for(lambda: server not in marked(it.mark), 3, "the server has ended")
+
+
+def test_a_kernel_that_has_forked_takes_its_server_with_it(tmp_path):
+    """The child holds the kernel's end of the channel, so that the server sees no end of it."""
+    with kernel(tmp_path) as it:
+        it.run("import ddp_lab as lab; lab.torchrun('hello', show='none', warm=True)")
+        it.run("import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)")
+        server = it.server
+        assert is_server(psutil.Process(server))
+        it.kill()
+        wait_for(lambda: server not in marked(it.mark), 3, "the server has ended")
