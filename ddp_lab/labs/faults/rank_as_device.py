@@ -27,9 +27,8 @@ def main():
     index = rank
     print(f"node {node}, rank {rank}: device {index}, counted from 0, of {here}")
     worker.log(node=node, rank=rank, index=index, devices=here)
+    dist.barrier()  # all have said what they take before one may fail
     torch.ones(3, device=torch.device(kind, index))
-
-    dist.barrier()
     dist.destroy_process_group()
 
 
