@@ -150,7 +150,7 @@ class Job:
                 answer = self._answer(rank, question, deadline)
                 if answer is None and insist:
                     self._make_dump(rank)
-                dumps[rank] = _read_from(self.folder / f"rank{rank}" / "stacks.txt", start)
+                dumps[rank] = stacks.of_script(_read_from(self.folder / f"rank{rank}" / "stacks.txt", start))
                 main_thread = (read_json(self.folder / f"rank{rank}" / "rank.json") or {}).get("main_thread")
                 spot = stacks.place(stacks.frames(dumps[rank], main_thread), (answer or {}).get("unfinished"))
             spots.append({"rank": rank} | spot)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_lab.errors import InputError, LabError
-from ddp_lab.launch import folders
+from ddp_lab.launch import folders, stacks
 from ddp_lab.launch.failures import read_json
 from ddp_lab.launch.output import rank_color, text_color
 from ddp_lab.launch.saved import Saved
@@ -61,7 +61,7 @@ class Rank:
     @property
     def stack(self) -> str:
         """The stacks of all threads, as they were dumped when the run hung or was interrupted; else ""."""
-        return self._text("stacks.txt")
+        return stacks.of_script(self._text("stacks.txt"))
 
     def __repr__(self) -> str:
         return f"<rank {self.rank}: exit code {self.exitcode}, {len(self.records)} records>"

@@ -16,9 +16,28 @@ _LIBRARIES = tuple(
 )
 _OURS = str(Path(__file__).resolve().parents[1]) + os.sep
 _LABS = _OURS + "labs" + os.sep  # read and edited by the learner, as scripts of their own are
+_RANK = os.path.join(_OURS, "launch", "rank.py")
 
 # Functions of torch/distributed that wrap the one which the learner called.
 _WRAPPERS = {"wrapper", "inner", "__call__"}
+
+
+def of_script(dump: str) -> str:
+    """A dump of a rank's stacks without what is not the script's: the frames that led to it (in a warm run, all of
+    torchrun), and the thread that has written the dump.
+    """
+    threads: list[list[str]] = []
+    ended = False
+    for line in dump.splitlines():
+        found = _FRAME.match(line)
+        if _THREAD.match(line):
+            threads.append([line])
+            ended = False
+        elif found and found[1] == _RANK and found[3] in ("run", "_answer"):
+            ended = True
+        elif found and threads and not ended:
+            threads[-1].append(line)
+    return "\n\n".join("\n".join(thread) for thread in threads if len(thread) > 1) + "\n" if threads else ""
 
 
 def frames(text: str, main_thread: int | None) -> list[dict]:
@@ -27,7 +46,7 @@ def frames(text: str, main_thread: int | None) -> list[dict]:
     `main_thread`: its ident; None for the last thread of the dump, which is the main one. [] if it is not there.
     """
     threads: list[tuple[int, list[dict]]] = []
-    for line in text.splitlines():
+    for line in of_script(text).splitlines():
         if found := _THREAD.match(line):
             threads.append((int(found[1] or "0", 16), []))
         elif threads and (found := _FRAME.match(line)):

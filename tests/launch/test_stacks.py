@@ -55,6 +55,29 @@ def test_paths_with_spaces_and_quotes_are_read_whole():
     assert stacks.frames(dump(('/my "own" home/a b.py', 3, "f")), MAIN)[0]["file"] == '/my "own" home/a b.py'
 
 
+RANK = stacks.__file__.replace("stacks.py", "rank.py")
+BELOW = [
+    (RANK, 60, "run"),
+    (f"{TORCH}/distributed/run.py", 1138, "main"),
+    (stacks.__file__.replace("stacks.py", "server.py"), 99, "main"),
+]
+ANSWERS = [(RANK, 94, "_answer"), (f"{STDLIB}/threading.py", 1002, "_bootstrap")]
+
+
+def test_a_dump_is_shown_without_the_frames_and_the_thread_that_are_ours():
+    own = [("/me/a.py", 1, "f"), ("/me/a.py", 9, "<module>")]
+    text = dump(*ANSWERS, ident="0xaa") + "\n" + dump(*own, *BELOW, title="Thread")
+    assert stacks.of_script(text) == dump(*own, title="Thread")
+    assert stacks.of_script(text + text) == dump(*own, title="Thread") + "\n" + dump(*own, title="Thread")
+    assert stacks.of_script(text + "\n" + HELPER) == dump(*own, title="Thread") + "\n" + HELPER
+
+
+def test_what_led_to_the_script_is_not_what_it_waits_in():
+    ends = [(f"{STDLIB}/threading.py", 1583, "_shutdown"), (RANK, 133, "leave"), *BELOW]
+    assert place(ends)["collective"] is None and "its end" in place(ends)["function"]
+    assert place(BELOW)["collective"] is None
+
+
 @pytest.mark.parametrize("text", ["", "nothing of a stack", "Fatal Python error: Aborted\n\n"])
 def test_a_dump_that_is_none_gives_no_frames_and_an_unknown_place(text):
     assert stacks.frames(text, MAIN) == []
