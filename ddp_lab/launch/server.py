@@ -50,8 +50,11 @@ def preload() -> None:
 
 
 def loaded() -> dict[str, list]:
-    """The packages that are loaded, and our own modules: {name: [main file or None, its last change in ns]}."""
-    found = {}
+    """The packages that are loaded, our own modules, and the folders of installed packages, which change with each
+    installation: {name: [file or folder or None, its last change in ns]}.
+    """
+    folders = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    found = {path: [path, os.stat(path).st_mtime_ns] for path in folders if os.path.isdir(path)}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if "." not in name or name.startswith("ddp_lab."):
@@ -98,7 +101,11 @@ class Server:
         with open(request, "rb") as file:
             work = json.load(file)
         me = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no room for another process: the end of `status` says so
+            os.close(lifeline), os.close(log), os.close(status)
+            return
         if pid == 0:
             code = 1
             try:

@@ -134,7 +134,7 @@ class Server:
             theirs.close(), os.close(lifeline_read), os.close(request)
 
     def close(self) -> None:
-        """End it, and all that it has forked, and wait until it is gone."""
+        """Have it end once its runs have ended, and wait a moment for that."""
         self._channel.close()
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -192,19 +192,25 @@ def begin() -> None:
     if sys.platform != "linux":
         return
     with _lock:
-        if _server is None or _server.owner != os.getpid() or _server.left:
+        if _server is not None and (_server.owner != os.getpid() or _server.left):
+            _forget()
+        if _server is None:
             _server = Server()
             atexit.register(_server.close)
 
 
 def drop() -> None:
-    """End the server. The next run starts another."""
-    global _server
+    """Let the server go, with the runs that it has forked still going on. The next run starts another."""
     with _lock:
         if _server is not None:
-            atexit.unregister(_server.close)
-            _server.close()
-            _server = None
+            _forget()
+
+
+def _forget() -> None:
+    global _server
+    atexit.unregister(_server.close)
+    _server.close()
+    _server = None
 
 
 def server_for(env: dict[str, str], folder: Path) -> tuple[Server | None, str]:

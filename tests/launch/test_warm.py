@@ -295,11 +295,41 @@ def test_a_file_that_takes_the_place_of_a_loaded_module_starts_cold(tmp_path, na
 def test_a_torch_that_was_changed_since_starts_cold_and_then_warm_again():
     assert why() is None
     before = warm._server
-    path, when = before._loaded["torch"]
-    before._loaded["torch"] = path, when - 1
+    before._loaded["torch"][1] -= 1
     assert why() == "cold start: torch has changed since the server for warm starts has loaded it"
     assert why() is None and warm._server.pid != before.pid
     assert not psutil.pid_exists(before.pid)
+
+
+def test_after_an_installation_it_starts_cold_once(monkeypatch):
+    assert why() is None
+    (folder,) = [name for name in warm._server._loaded if name.endswith("site-packages")]
+    warm._server._loaded[folder][1] -= 1
+    assert why() == f"cold start: {folder} has changed since the server for warm starts has loaded it"
+    assert why() is None
+
+
+def test_a_run_goes_on_when_its_server_is_let_go(tmp_path):
+    source = """
+        import time
+        from pathlib import Path
+        Path("here").touch()
+        while not Path("go").exists():
+            time.sleep(0.02)
+        print("through")
+    """
+    with kernel(tmp_path) as it:
+        script(tmp_path, source)
+        it.run("import threading, ddp_lab as lab; from ddp_lab.launch import warm; runs = []")
+        it.run("thread = threading.Thread(target=lambda: runs.append(lab.torchrun('train.py', nproc=1, warm=True)))")
+        it.run("thread.start()")
+        wait_for((tmp_path / "here").exists, 60, "the run is there")
+        server = it.server
+        it.run("warm.drop()")
+        assert psutil.pid_exists(server)
+        (tmp_path / "go").touch()
+        assert "True" in it.run("thread.join(); print(runs[0].ok)")
+        wait_for(lambda: server not in marked(it.mark), 5, "the server has ended")
 
 
 @pytest.fixture
