@@ -21,7 +21,7 @@ ARENA = 2**20
 # Starts runs as a kernel does and reports on itself after FIRST of them and after all. Every third run fails and
 # every third is stopped by a clock, as the paths of failure leak first. The rank needs no torch; torchrun does.
 RUNS = """
-import gc, json, sys
+import gc, json, sys, time
 import psutil
 import ddp_lab as lab
 from ddp_lab.launch import folders
@@ -33,6 +33,10 @@ me = psutil.Process()
 def state():
     gc.collect()
     (server,) = me.children(recursive=True)
+    used, limit = None, time.monotonic() + 30
+    while used != (used := server.cpu_times()):  # until it has put its memory in order, which it does when idle
+        assert time.monotonic() < limit, "the server is never idle"
+        time.sleep(0.5)
     return {"memory": me.memory_info().rss, "objects": len(gc.get_objects()), "descriptors": me.num_fds(),
             "threads": me.num_threads(), "server": server.pid, "descriptors of the server": server.num_fds(),
             "threads of the server": server.num_threads(), "memory of the server": server.memory_info().rss}
