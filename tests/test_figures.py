@@ -10,6 +10,7 @@ import pandas
 import pytest
 from matplotlib.colors import to_hex
 
+import ddp_lab as lab
 from ddp_lab import figures
 from ddp_lab.errors import InputError
 
@@ -98,6 +99,139 @@ def test_a_figure_shows_itself_on_a_transparent_ground_and_changes_nothing_else(
     assert dict(matplotlib.rcParams) == before
 
 
+def logged(run, name):
+    """{rank: [its values of `name`, in order]} of a real run."""
+    return {rank.rank: [record[name] for record in rank.records if name in record] for rank in run.ranks}
+
+
+@pytest.fixture(scope="module")
+def drifting():
+    return lab.torchrun("faults/not_wrapped", show="none")
+
+
+@pytest.fixture(scope="module")
+def together():
+    return lab.torchrun("faults/not_wrapped_cured", show="none")
+
+
+def test_apart_draws_each_rank_and_shades_what_lies_between_them(drifting, together):
+    figure = figures.apart({"drift": (drifting, "weight"), "one": (together, "weight")})
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["drift", "one"]
+    for axes, run in zip(figure.axes, (drifting, together), strict=True):
+        drawn = {rank: list(line.get_ydata()) for rank, line in enumerate(axes.lines)}
+        assert drawn == logged(run, "weight")
+        assert [to_hex(line.get_color()) for line in axes.lines] == ["#0072b2", "#e69f00"]
+        (shade,) = axes.collections
+        corners = {tuple(corner) for corner in shade.get_paths()[0].vertices}
+        low, high = (list(map(edge, *drawn.values())) for edge in (min, max))
+        assert corners >= {*enumerate(low), *enumerate(high)}
+        distance = high[-1] - low[-1]
+        texts = [text.get_text() for text in axes.texts]
+        assert (f"{distance:.2g} apart" if run is drifting else "no distance") in texts
+        assert {"rank 0", "rank 1"} < set(texts)
+
+
+def test_panels_share_their_scale_only_where_they_show_the_same(drifting):
+    weight, loss = (drifting, "weight"), (drifting, "loss")
+    same = figures.apart({"a": weight, "b": weight}).axes
+    assert same[0].get_ylim() == same[1].get_ylim()
+    assert [axes.get_ylabel() for axes in same] == ["weight", ""]
+    other = figures.apart({"a": weight, "b": loss}).axes
+    assert other[0].get_ylim() != other[1].get_ylim()
+    assert [axes.get_ylabel() for axes in other] == ["weight", "loss"]
+
+
+def test_apart_takes_runs_that_ended_apart_and_runs_of_one_rank():
+    uneven = run_with((0, 0, "x", 1.0), (0, 1, "x", 2.0), (1, 0, "x", 4.0))
+    (axes,) = figures.apart({"uneven": (uneven, "x")}).axes
+    assert "3 apart" in [text.get_text() for text in axes.texts]  # in step 0, the last that both have
+    (axes,) = figures.apart({"alone": (run_with((0, 0, "x", 1.0)), "x")}).axes
+    assert [text.get_text() for text in axes.texts] == ["rank 0"]
+
+
+def boxes(axes):
+    """{(row, column): (colour or None, the number in it)} of what samples() has drawn."""
+    numbers = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
+    found = {}
+    for patch in axes.patches:
+        place = round(patch.get_y() + 0.37), round(patch.get_x() + 0.37)
+        found[place] = (to_hex(patch.get_facecolor()) if patch.get_facecolor()[3] else None, numbers.get(place, ""))
+    return found
+
+
+@pytest.mark.parametrize("name", ["faults/no_sampler", "faults/no_sampler_cured"])
+def test_samples_draws_a_box_with_its_step_for_each_sample_that_a_rank_has_read(name):
+    run = lab.torchrun(name, show="none")
+    (axes,) = figures.samples({"reads": run}).axes
+    read = {
+        (rank.rank, sample): (["#0072b2", "#e69f00"][rank.rank], str(record["step"]))
+        for rank in run.ranks
+        for record in rank.records
+        for sample in record.get("samples", [])
+    }
+    assert len(read) == (12 if name.endswith("cured") else 24)
+    unread = {(row, column): (None, "") for row in (0, 1) for column in range(12)}
+    assert boxes(axes) == unread | read
+
+
+def test_samples_read_again_are_drawn_with_every_step_and_panels_have_one_scale():
+    twice = run_with((0, 0, "samples", [0, 1]), (0, 1, "samples", [1]), (1, 0, "loss", 0.5))
+    upper, lower = figures.samples({"twice": twice, "more": run_with((0, 3, "samples", [4]))}).axes
+    blue = "#0072b2"
+    nothing = {(row, column): (None, "") for row in (0, 1) for column in range(5)}
+    assert boxes(upper) == nothing | {(0, 0): (blue, "0"), (0, 1): (blue, "0,1")}  # rank 1 has a row, and nothing in it
+    assert boxes(lower) == {(0, column): (None, "") for column in range(4)} | {(0, 4): (blue, "3")}
+    assert upper.get_xlim() == lower.get_xlim()
+
+
+@pytest.mark.parametrize("value", ["text", 0.5, [0.5], ["a"], [-1], [10**6], []])
+def test_samples_refuses_what_are_no_sample_numbers(value):
+    with pytest.raises(InputError, match="worker.log\\(step=step, samples="):
+        figures.samples({"x": run_with((0, 0, "samples", value))})
+
+
+def test_twin_draws_the_largest_difference_of_any_rank_in_each_step():
+    names = ["none", "sum", "no_wrap"]
+    runs = {name: lab.torchrun("equivalence", "--mutation", name, show="none") for name in names}
+    (axes,) = figures.twin(runs).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    for row, (line, text) in enumerate(zip(axes.lines, axes.texts, strict=True)):
+        largest = list(map(max, *logged(runs[names[row]], "weights_to_twin").values()))
+        assert list(line.get_xdata()) == [max(value, 1e-18) for value in largest] and set(line.get_ydata()) == {row}
+        expected = figures.FINE if row == 0 else figures.BROKEN
+        assert {line.get_color(), text.get_color()} == {expected}
+        assert text.get_text() == f"{largest[-1]:.1g}"
+
+
+def test_twin_draws_no_difference_on_the_edge_and_one_bad_step_as_broken():
+    zero = run_with(*[(0, step, "weights_to_twin", 0.0) for step in (0, 1)])
+    once = run_with(*[(0, step, "weights_to_twin", value) for step, value in enumerate([0.0, -0.5, 0.0])])
+    (axes,) = figures.twin({"zero": zero, "once": once}).axes
+    zero, once = axes.lines
+    assert set(zero.get_xdata()) == {axes.get_xticks()[0]} and axes.get_xticklabels()[0].get_text() == "0"
+    assert zero.get_color() == figures.FINE
+    assert list(once.get_xdata())[1] == 0.5 and once.get_color() == figures.BROKEN
+    assert [text.get_text() for text in axes.texts] == ["0", "0"]
+
+
+@pytest.mark.parametrize("draw", [figures.apart, figures.samples, figures.twin])
+def test_no_panel_is_refused(draw):
+    with pytest.raises(InputError, match="nothing to draw"):
+        draw({})
+
+
+def test_a_long_title_stays_over_its_panel():
+    title = "a title of the length that a sentence has, which says what to see in this panel and what not"
+    run = run_with((0, 0, "x", 1.0), (0, 1, "x", 2.0))
+    figure = figures.apart({title: (run, "x"), "short": (run, "x")})
+    figure.draw_without_rendering()
+    left, right = (axes.get_window_extent() for axes in figure.axes)
+    words = figure.axes[0]._left_title  # what is drawn: get_title() is only its text
+    assert words.get_text().replace("\n", " ") == title
+    assert words.get_window_extent().x1 < right.x0
+
+
+
 def contrast(a, b):
     """The ratio of WCAG 2, relative luminance against relative luminance."""
 
@@ -113,6 +247,11 @@ def contrast(a, b):
 @pytest.mark.parametrize("page", ["#ffffff", "#111111"])
 def test_the_ink_reads_on_light_and_dark_pages(page):
     assert contrast(figures.INK, page) > 4
+    assert min(contrast(figures.FINE, page), contrast(figures.BROKEN, page)) > 3
+
+
+def test_a_number_reads_on_the_colour_of_its_rank():
+    assert all(contrast(figures._on(color), color) > 4.5 for color in figures.RANK_COLORS)
 
 
 def test_matplotlib_is_not_imported_before_a_figure_is_drawn():
