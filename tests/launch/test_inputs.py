@@ -319,11 +319,12 @@ def test_the_home_for_runs_is_for_this_user_only(tmp_path, monkeypatch):
 # ---- what a rank meets on a bad disk; each is a real run
 
 
-def test_a_working_directory_that_is_read_only_hinders_no_run(there, monkeypatch, tmp_path_factory):
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_working_directory_that_is_read_only_hinders_no_run(there, warm, monkeypatch, tmp_path_factory):
     home = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.setenv("DDP_LAB_HOME", str(home))
     done = as_other_mounts(
-        tell(home, 'print(lab.torchrun("train.py", nproc=1).ok)'),
+        tell(home, f'print(lab.torchrun("train.py", nproc=1, warm={warm}).ok)'),
         f"mount --bind {there} {there}",
         f"mount -o remount,bind,ro {there}",
         f"cd {there}",
@@ -331,7 +332,8 @@ def test_a_working_directory_that_is_read_only_hinders_no_run(there, monkeypatch
     assert "[rank 0] hello" in done.stdout and "True" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
-def test_a_disk_that_fills_up_is_the_error_of_the_rank_that_wrote(there, monkeypatch):
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_disk_that_fills_up_is_the_error_of_the_rank_that_wrote(there, warm, monkeypatch):
     small = there / "small"
     small.mkdir()
     monkeypatch.setenv("DDP_LAB_HOME", str(small))
@@ -342,14 +344,14 @@ def test_a_disk_that_fills_up_is_the_error_of_the_rank_that_wrote(there, monkeyp
             worker.log(step=step, text="x" * 10_000)  # fills it
     """)  # fmt: skip
     done = as_other_mounts(
-        tell(there, 'lab.torchrun("train.py", nproc=1)'),
+        tell(there, f'lab.torchrun("train.py", nproc=1, warm={warm})'),
         f"mount -t tmpfs -o size=1m tmpfs {small}",
     )
     assert "RankError rank 0 failed in train.py, line 5" in done.stdout, done.stdout + done.stderr
     assert "OSError" in done.stdout and "No space left on device" in done.stdout
 
 
-def test_a_folder_that_is_removed_during_the_run_is_one_clear_line(there, monkeypatch, tmp_path_factory):
+def test_a_folder_that_is_removed_during_the_run_is_one_clear_line(there, start, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("DDP_LAB_HOME", str(tmp_path_factory.mktemp("home")))
     source = """
         import os, pathlib, shutil, time
@@ -371,7 +373,7 @@ match os.environ["RANK"]:
 """
 
 
-def test_ranks_that_behave_oddly_end_all_the_same(there, monkeypatch, tmp_path_factory):
+def test_ranks_that_behave_oddly_end_all_the_same(there, start, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("DDP_LAB_HOME", str(tmp_path_factory.mktemp("home")))
     seen = see(lab.torchrun, script(there, ODD_RANKS), nproc=3)
     assert seen.error is None, seen.error
