@@ -152,11 +152,10 @@ def _be_agent(work: dict, lifeline: int, log: int, server: int) -> int:
 def main(channel: int, idle: float, kernel: int, lasting: bool) -> None:
     it = socket.socket(fileno=channel)
     try:
-        # Loading holds the interpreter's lock, from a slow disk for seconds: it cannot look after its kernel then.
-        # To Linux a parent is a thread.
+        # Loading holds the interpreter's lock, from a slow disk for seconds: it cannot look after its kernel then, nor
+        # when it is stopped. To Linux a parent is a thread, so that this is only for one that lasts.
         processes.die_with_parent(kernel, signal.SIGKILL if lasting else 0)
         preload()
-        processes.die_with_parent(kernel, 0)
         answer = {"loaded": loaded()}
     except Exception as error:  # a torch that is broken or missing
         answer = {"error": f"{type(error).__name__}: {error}"[:1000]}

@@ -471,13 +471,15 @@ def test_when_the_server_is_killed_its_runs_end_and_the_kernel_goes_on(tmp_path)
         assert "ok" in it.run("print('ok' if lab.torchrun('hello', show='none').ok else 'no')")
 
 
-@pytest.mark.parametrize("way", ["shutdown", "restart", "kill"])
+@pytest.mark.parametrize("way", ["shutdown", "restart", "kill", "kill while it is stopped"])
 def test_an_idle_server_ends_with_its_kernel(tmp_path, way):
     with kernel(tmp_path) as it:
         it.run("import ddp_lab as lab; lab.torchrun('hello', show='none', warm=True)")
         server = it.server
+        if way.endswith("stopped"):
+            os.kill(server, signal.SIGSTOP)
         assert psutil.pid_exists(server) and not it.children()
-        {"shutdown": it.shutdown, "restart": it.restart, "kill": it.kill}[way]()
+        {"shutdown": it.shutdown, "restart": it.restart}.get(way, it.kill)()
         wait_for(lambda: server not in marked(it.mark), 3, "the server has ended")
 
 
