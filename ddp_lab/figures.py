@@ -288,8 +288,15 @@ def _label_ends(axes):
     for place, line in enumerate(axes.lines):
         finite = [y for y in line.get_ydata() if math.isfinite(y)]
         ends.append((finite[-1] if finite else low, -place, line))
-    height = -math.inf
-    for y, _, line in sorted(ends, key=lambda end: end[:2]):
+    ends.sort(key=lambda end: end[:2])
+    heights, height = [], -math.inf
+    for y, _, _ in ends:
         height = max(y, height + gap)
+        heights.append(height)
+    top = high - gap / 2
+    for number in reversed(range(len(heights))):  # what was pushed out at the top comes down again
+        heights[number] = min(heights[number], top)
+        top = heights[number] - gap
+    for height, (_, _, line) in zip(heights, ends, strict=True):
         place = (axes.get_xlim()[1], height)
         axes.annotate(line.get_label(), place, color=line.get_color(), va="center", fontweight="bold")

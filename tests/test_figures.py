@@ -58,6 +58,18 @@ def test_labels_stand_apart_where_lines_end_together():
     assert all(under.y1 <= over.y0 + 1 for under, over in zip(boxes, boxes[1:], strict=False))
 
 
+def test_labels_of_lines_that_end_at_the_top_are_all_drawn_below_the_title():
+    run = run_with(*[(rank, step, "x", step + 0.01 * rank) for rank in range(4) for step in (0, 9)])
+    figure = figures.apart({"title": (run, "x"), "other": (run, "x")})
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        labels = [text.get_window_extent() for text in axes.texts if text.get_text().startswith("rank")]
+        assert len(labels) == 4 and all(label.height > 5 for label in labels)  # one that is left out has no size
+        assert max(label.y1 for label in labels) < axes._left_title.get_window_extent().y0
+        ordered = sorted(labels, key=lambda box: box.y0)
+        assert all(under.y1 <= over.y0 + 1 for under, over in zip(ordered, ordered[1:], strict=False))
+
+
 def test_lines_that_coincide_all_stay_visible():
     figure = figures.curves(run_with(*[(rank, step, "x", step) for rank in range(3) for step in (0, 1)]), "x")
     stripes = [line._unscaled_dash_pattern for line in figure.axes[0].lines]
