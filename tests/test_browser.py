@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from launch import kernels
 from waiting import wait_for
 
 pytestmark = pytest.mark.browser
@@ -34,7 +35,7 @@ def lab(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = os.environ | {"DDP_LAB_TEST": mark, "DDP_LAB_HOME": str(home / "runs")}
+    env = os.environ | {kernels.MARK: mark, "DDP_LAB_HOME": str(home / "runs")}
     env |= {f"JUPYTER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
     env.pop("PYTEST_CURRENT_TEST", None)  # a kernel under pytest shows its output in another way
     env.pop("DDP_LAB_LEDGER", None)  # what is counted there is what nbmake runs
@@ -110,22 +111,15 @@ def _notebook(folder, name, *sources):
 
 
 def _of_runs(mark):
-    """The processes of runs started by this JupyterLab: its own server and kernels have no run folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            env = process.environ()
-        except psutil.Error:
-            continue
-        is_run = "DDP_LAB_RUN_DIR" in env or "DDP_LAB_RANK_DIR" in env
-        if env.get("DDP_LAB_TEST") == mark and is_run and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process.pid)
-    return found
+    """The processes of runs started by this JupyterLab: agents and all below them, not the server they came from."""
+    files = ("server.py", "agent.py", "rank.py")  # what they were started to run, or forked from
+    found = kernels.marked(mark).values()
+    return [p for p in found if any(kernels.runs_file(p, file) for file in files) and not kernels.is_server(p)]
 
 
-def test_notebook_00_runs_from_top_to_bottom(lab, page):
+@pytest.mark.parametrize("name", ["00_start_here.ipynb", "03_ddp_setup.ipynb"])
+def test_a_notebook_runs_from_top_to_bottom(name, lab, page):
     folder, address, _ = lab
-    name = "00_start_here.ipynb"
     _open(page, address(name))
     _run_all(page)
     assert not page.get_by_text("notified about official Jupyter news").count()  # no question first
@@ -138,12 +132,11 @@ def test_notebook_00_runs_from_top_to_bottom(lab, page):
     wait_for(finished, 240, "every cell has been run", every=2)
     cells = [cell for cell in _saved(folder, name).cells if cell.cell_type == "code"]
     assert not [error for cell in cells for error in _errors(cell)]
-    pictures = [output for cell in cells for output in cell.outputs if "image/png" in output.get("data", {})]
-    assert pictures, "no figure was drawn"
+    drawing = [cell for cell in cells if "\nfigures." in f"\n{cell.source}"]
+    assert drawing and all(any("image/png" in o.get("data", {}) for o in cell.outputs) for cell in drawing)
 
-    picture = page.locator(".jp-OutputArea-output img").first
-    _scroll_to(page, picture)
-    assert picture.evaluate("image => image.naturalWidth") > 300
+    widths = _widths_of_pictures(page)
+    assert len(widths) == len(drawing) and min(widths) > 300
 
     solution = page.locator(".jp-InputPlaceholder").first
     _scroll_to(page, solution)
@@ -152,25 +145,40 @@ def test_notebook_00_runs_from_top_to_bottom(lab, page):
     wait_for(lambda: page.locator(".jp-InputPlaceholder").count() == before - 1, 10, "the solution opens")
 
 
+def _widths_of_pictures(page):
+    """The width of each picture that is seen on the way from the notebook's first cell to its last, in pixels."""
+    found = {}
+    for _ in _down_the_page(page):
+        images = page.locator(".jp-OutputArea-output img")
+        found |= dict(images.evaluate_all("images => images.map(image => [image.src, image.naturalWidth])"))
+    return list(found.values())
+
+
 def _errors(cell):
     return [output.evalue for output in cell.get("outputs", []) if output.output_type == "error"]
 
 
-def _scroll_to(page, target):
-    """Cells far from the window are not in the page: go through the notebook until the target is."""
+def _down_the_page(page):
+    """Scroll the notebook in steps, from its top to its end: cells far from the window are not in the page."""
     page.keyboard.press("Escape")
     page.keyboard.press("Control+Home")
     area = page.locator(".jp-WindowedPanel-outer").first
+    area.evaluate("area => area.scrollTo(0, 0)")
+    still = 0
+    while still < 5:  # it grows as cells come in: at its end only when it stays there
+        page.wait_for_timeout(100)
+        yield
+        before = area.evaluate("area => area.scrollTop")
+        area.evaluate("area => area.scrollBy(0, 400)")
+        still = still + 1 if area.evaluate("area => area.scrollTop") == before else 0
 
-    def there():
+
+def _scroll_to(page, target):
+    for _ in _down_the_page(page):
         if target.count() and target.is_visible():
             target.scroll_into_view_if_needed()
-            return True
-        area.evaluate("area => area.scrollBy(0, 400)")
-        return False
-
-    area.evaluate("area => area.scrollTo(0, 0)")
-    wait_for(there, 60, "the cell comes into view")
+            return
+    raise AssertionError(f"{target} never came into view")
 
 
 def test_a_line_is_seen_before_the_run_ends(lab, page, tmp_path):
