@@ -120,7 +120,7 @@ def apart(panels):
                 distance = high[-1] - low[-1]
                 text = f"{distance:.2g} apart" if distance else "no distance"
                 spot = {"textcoords": "offset points", "ha": "right", "va": "top", "fontweight": "bold"}
-                axes.annotate(text, (1, 1), (-2, -2), xycoords="axes fraction", **spot)
+                axes.annotate(text, (1, 1), (-12, -2), xycoords="axes fraction", **spot)
             axes.margins(y=0.2)
         all_axes[0].set_ylabel(names[0])
         for axes, name in zip(all_axes[1:], names[1:], strict=True):
