@@ -66,7 +66,7 @@ class Job:
                     self._agent = self._server.fork(self.folder, self._env, log.fileno())
                     return
                 except OSError as error:
-                    say(f"cold start: {error.strerror or error}")
+                    say(f"cold start: {error}")
                     warm.drop()
             # In a session of its own, so that an interrupt from a terminal reaches the kernel alone.
             self._agent = subprocess.Popen(
@@ -174,7 +174,8 @@ class Job:
             self.wait(_POLL)
         if self.running:
             self._agent.kill()  # nobody has waited for it, so the pid is still its own
-            self._agent.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the system holds it, in the midst of I/O
+                self._agent.wait(_PATIENCE)
         # The guards see their parent go and end their ranks: they get a moment, then it is done for them.
         left = [known for rank in self.ranks for known in self._identities(rank).values() if known]
         deadline = time.monotonic() + _ANSWER

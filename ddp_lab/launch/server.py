@@ -14,6 +14,7 @@ import sys
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
     sys.path.pop(0)  # the folder of this file: it must hide nobody's modules
 
+import contextlib
 import gc
 import importlib.util
 import json
@@ -23,6 +24,7 @@ import signal
 import socket
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not installed
@@ -33,20 +35,35 @@ from ddp_lab.launch import agent, hugepages, processes
 _KERNEL_CHECK = 0.2  # seconds between two looks whether the kernel still lives
 
 
-def preload() -> None:
-    """Load what a run loads before its first step."""
-    import threadpoolctl  # noqa: F401
-    import torch._dynamo  # which the first DDP(...) or optimizer of a process imports, some 900 modules
-    import torch.distributed.run
-    import torch.utils.data
+def preload() -> set[str]:
+    """Load what a run loads before its first step. Returns the variables that this has read from the environment."""
+    with _reads_noted() as read:
+        import threadpoolctl  # noqa: F401
+        import torch._dynamo  # which the first DDP(...) or optimizer of a process imports, some 900 modules
+        import torch.distributed.run
+        import torch.utils.data
 
-    from ddp_lab.launch import rank  # noqa: F401
-    from ddp_lab.meters import recorder  # noqa: F401
+        from ddp_lab.launch import rank  # noqa: F401
+        from ddp_lab.meters import recorder  # noqa: F401
 
     torch.distributed.run.get_args_parser()  # compiles what argparse compiles
     # At its exit each fork would take torch's operators out of its registry, one after the other, for 30 ms.
     for finalizer in list(weakref.finalize._registry):
         finalizer.atexit = False
+    return read
+
+
+@contextlib.contextmanager
+def _reads_noted() -> Iterator[set[str]]:
+    """Note the names of the variables that Python code asks os.environ for."""
+    kind, names = type(os.environ), set()
+    get, contains = kind.__getitem__, kind.__contains__
+    kind.__getitem__ = lambda self, name: names.add(name) or get(self, name)
+    kind.__contains__ = lambda self, name: names.add(name) or contains(self, name)
+    try:
+        yield names
+    finally:
+        kind.__getitem__, kind.__contains__ = get, contains
 
 
 def loaded() -> dict[str, list]:
@@ -155,8 +172,8 @@ def main(channel: int, idle: float, kernel: int, lasting: bool) -> None:
         # Loading holds the interpreter's lock, from a slow disk for seconds: it cannot look after its kernel then, nor
         # when it is stopped. To Linux a parent is a thread, so that this is only for one that lasts.
         processes.die_with_parent(kernel, signal.SIGKILL if lasting else 0)
-        preload()
-        answer = {"loaded": loaded()}
+        read = preload()
+        answer = {"loaded": loaded(), "read": sorted(filter(lambda name: isinstance(name, str), read))}
     except Exception as error:  # a torch that is broken or missing
         answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
     processes.adopt_orphans()

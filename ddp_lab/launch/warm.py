@@ -22,9 +22,10 @@ IDLE = 15 * 60
 PATIENCE = 120
 """Seconds that a server gets to load torch."""
 
-_ANSWER = 10  # seconds that a server gets to fork, and a killed process to end
+_ANSWER = 5  # seconds that a server gets to fork
 
-# Variables that Python, torch and the libraries below them read when they start or are loaded: too early for a fork.
+# Variables that Python, torch and the libraries below them read when they start or are loaded, too early for a fork: by
+# their names, as native code reads too. What Python code has read is noted by the server.
 _EARLY = re.compile(
     r"(PYTHON|TORCH|PYTORCH_|ATEN_|TRITON_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_|NPY_|NVIDIA_"
     r"|LD_|MALLOC_|GLIBC_|LC_).*|LANG|TZ|.*_NUM_THREADS"
@@ -40,6 +41,7 @@ class Server:
         self.owner = os.getpid()
         self.error = ""
         self._loaded: dict[str, list] | None = None  # once it is ready: see server.loaded()
+        self._read: set[str] = set()  # and the variables that it has read by then
         self._listening = threading.Lock()
         self._env = environment.clean()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,21 +73,22 @@ class Server:
         """Wait until it has loaded torch; False, with the reason in `.error`, if it cannot."""
         with self._listening:
             if self._loaded is None and not self.error:
-                self._loaded, self.error = self._first_answer()
+                answer = self._first_answer()
+                self._loaded, self.error = answer.get("loaded"), answer.get("error", "")
+                self._read = set(answer.get("read", ()))
         if not self.error and self._process.poll() is not None:
             self.error = f"it ended with exit code {self._process.poll()}"
         return not self.error
 
-    def _first_answer(self) -> tuple[dict[str, list] | None, str]:
+    def _first_answer(self) -> dict:
         self._channel.settimeout(PATIENCE)
         try:
             answer = self._channel.recv(1 << 20)
         except TimeoutError:
-            return None, f"it has not loaded torch in {PATIENCE} s"
+            return {"error": f"it has not loaded torch in {PATIENCE} s"}
         if not answer:
-            return None, f"it ended with exit code {self._process.wait()}"
-        said = json.loads(answer)
-        return said.get("loaded"), said.get("error", "")
+            return {"error": f"it ended with exit code {self._process.wait()}"}
+        return json.loads(answer)
 
     def changed(self) -> str:
         """The name of a module that is no longer as the server has loaded it; "" if there is none."""
@@ -99,7 +102,8 @@ class Server:
         if not re.fullmatch(r"[1-9]\d*", env["OMP_NUM_THREADS"]):
             return "OMP_NUM_THREADS"
         names = sorted(name for name in {*env, *self._env} if env.get(name) != self._env.get(name))
-        return next((n for n in names if _EARLY.fullmatch(n) and not _LATE.fullmatch(n)), "")
+        early = (n for n in names if (n in self._read or _EARLY.fullmatch(n)) and not _LATE.fullmatch(n))
+        return next(early, "")
 
     def hides(self, folder: Path) -> str:
         """The first file in a script's folder that would take the place of a loaded module, were it not loaded."""
@@ -127,9 +131,10 @@ class Server:
             socket.send_fds(self._channel, [b"fork"], [request, lifeline_read, log, theirs.fileno()])
             theirs.close()
             return Agent(status, lifeline)
-        except OSError:
+        except OSError as error:
             status.close(), os.close(lifeline)
-            raise
+            what = "does not answer" if isinstance(error, TimeoutError) else "has gone"
+            raise OSError(f"the server for warm starts {what}") from None
         finally:
             theirs.close(), os.close(lifeline_read), os.close(request)
 
@@ -157,7 +162,7 @@ class Agent:
         """Its exit code; None while it runs. If the server was killed, and the agent with it: -9."""
         return self.wait(0)
 
-    def wait(self, timeout: float = _ANSWER) -> int | None:
+    def wait(self, timeout: float) -> int | None:
         """As poll(), once it has ended, or after the timeout (seconds)."""
         if self._code is None:
             self._status.settimeout(timeout)
@@ -173,12 +178,15 @@ class Agent:
         return self._code
 
     def kill(self) -> None:
+        """End it by SIGKILL; it is gone afterwards, also where the server that should tell so is stopped."""
         processes.send(self._who, signal.SIGKILL)
+        if self.wait(0.5) is None and not processes.alive(self._who):
+            self._code = -signal.SIGKILL
 
     def _hear(self) -> dict:
         heard = self._status.recv(4096)  # what is sent together arrives together
         if not heard:
-            raise ConnectionResetError("the server for warm starts has gone")
+            raise ConnectionResetError
         return json.loads(heard)
 
 
