@@ -177,10 +177,22 @@ def test_an_edited_script_and_an_edited_module_are_seen_at_the_next_run(tmp_path
 @pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "sys.exit(0)", "pass"])
 def test_a_rank_that_ends_before_the_others_is_no_reason_to_wait(tmp_path, end, is_warm):
-    source = f"import os, sys, time\nif os.environ['RANK'] == '0':\n    {end}\nelse:\n    time.sleep(0.3)\n"
+    source = f"""
+        import os, sys, time
+        from pathlib import Path
+        if os.environ["RANK"] == "0":
+            {end}
+        else:
+            gone, limit = Path(os.environ["DDP_LAB_RANK_DIR"]).parent / "rank0/exit.json", time.monotonic() + 60
+            while not gone.exists():
+                assert time.monotonic() < limit, "rank 0 has not ended"
+                time.sleep(0.01)
+            print("rank 0 has gone")
+    """
     seen = see(lab.torchrun, script(tmp_path, source), stall=10, warm=is_warm)
     assert seen.error is None, seen.error
     assert [rank.exitcode for rank in seen.run.ranks] == [0, 0]
+    assert seen.run.ranks[1].stdout == "rank 0 has gone\n"
 
 
 def test_the_first_wrap_and_step_import_nothing_more(tmp_path):
@@ -447,9 +459,12 @@ def test_after_its_idle_time_it_ends_and_the_next_run_starts_another(monkeypatch
 
 def test_a_long_run_is_no_idle_time(monkeypatch, tmp_path):
     warm.drop()
-    monkeypatch.setattr(warm, "IDLE", 0.5)
-    seen = see(lab.torchrun, script(tmp_path, "import time; time.sleep(2); print('through')"), nproc=1, warm=True)
-    assert seen.run.ok and seen.run.ranks[0].stdout == "through\n"
+    idle = 2.0
+    monkeypatch.setattr(warm, "IDLE", idle)
+    path = script(tmp_path, f"import time; time.sleep({1.5 * idle})")  # longer, on the server's own clock
+    assert see(lab.torchrun, path, nproc=1, warm=True).run.ok
+    first = warm._server
+    assert why() is None and warm._server is first and not first.left  # it has all of its idle time before it
     warm.drop()
 
 
@@ -474,12 +489,20 @@ def test_when_the_server_is_killed_its_runs_end_and_the_kernel_goes_on(tmp_path)
 
 
 def test_a_server_that_is_stopped_holds_nobody_up(tmp_path):
-    path = script(tmp_path, ASLEEP)
+    here = tmp_path / "here"
+    path = script(tmp_path, f"open({str(here)!r}, 'w').close()\n{ASLEEP}")
     assert why() is None
     server = warm._server.pid
-    stop = threading.Timer(0.5, os.kill, (server, signal.SIGSTOP))
-    stop.start()
+
+    def stop():
+        wait_for(here.exists, 60, "a rank is there")
+        os.kill(server, signal.SIGSTOP)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
     seen = see(lab.torchrun, path, timeout=2, warm=True)
+    stopping.join()
+    assert psutil.Process(server).status() == psutil.STATUS_STOPPED
     assert type(seen.error) is lab.HangError and seen.seconds < 8, seen.seconds
     assert why() == "cold start: the server for warm starts does not answer"
     os.kill(server, signal.SIGKILL)
@@ -502,8 +525,10 @@ def test_a_kernel_that_has_forked_takes_its_server_with_it(tmp_path):
     """The child holds the kernel's end of the channel, so that the server sees no end of it."""
     with kernel(tmp_path) as it:
         it.run("import ddp_lab as lab; lab.torchrun('hello', show='none', warm=True)")
-        it.run("import os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)")
+        it.run("import os, time\nchild = os.fork()\nif child == 0:\n    time.sleep(60)\n    os._exit(0)")
+        child = int(it.run("print(child)"))
         server = it.server
         assert is_server(psutil.Process(server))
         it.kill()
         wait_for(lambda: server not in marked(it.mark), 3, "the server has ended")
+        assert child in marked(it.mark)
