@@ -111,7 +111,7 @@ def run_command(argv: list[str], folder: Path, lifeline: int, parent: int) -> in
     guard_pid = os.fork()  # a process of its own, as a rank's guard is: it outlives this one if this one is killed
     if guard_pid == 0:
         os.close(lifeline)
-        guard.leave_like(guard.run_guarded(lambda: _become(argv, folder), folder, me))
+        guard.leave_like(guard.run_guarded(lambda: _become(argv, folder), folder, me)[0])
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(guard_pid, number))
     watch(lifeline, parent)
     return os.waitstatus_to_exitcode(os.waitpid(guard_pid, 0)[1])

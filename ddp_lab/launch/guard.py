@@ -26,14 +26,15 @@ _PARENT_CHECK = 0.1  # seconds between two looks whether the guard's own parent 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
-def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> int:
+def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> tuple[int, bool]:
     """Fork; `child_main` runs in the child and must not return; the parent guards it.
 
     `parent`: pid of the process that started the guard, as that process gave it. os.getppid() would not do: where the
     parent was killed before it is asked, it names a stranger that lives on, and so would the child.
 
     Returns in the parent, when the child and all it started are gone, the child's status as `subprocess` gives it
-    (-9 for SIGKILL). `folder` gets `guard.json` (the identities of both) and `exit.json`.
+    (-9 for SIGKILL), and whether this process was told to stop. `folder` gets `guard.json` (the identities of both) and
+    `exit.json`.
     """
     processes.adopt_orphans()
     wake, wake_write = os.pipe()
@@ -80,7 +81,7 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> in
     write_whole(folder / "exit.json", {"code": code, "time_ns": time.time_ns(), "stopped": bool(told)})
     processes.end_descendants()
     forget_signals()
-    return code
+    return code, bool(told)
 
 
 def leave_like(code: int) -> None:

@@ -46,8 +46,8 @@ def main(forked: bool = False) -> None:
             fresh.begin()
         run(sys.argv[1:], folder)
 
-    code = guard.run_guarded(be_rank, folder, agent)
-    if forked and code == 0:
+    code, stopped = guard.run_guarded(be_rank, folder, agent)
+    if forked and code == 0 and not stopped:  # a stopped one must go: torchrun tells it only once
         processes.die_with_parent(agent)
         return
     guard.leave_like(code)

@@ -304,6 +304,26 @@ def test_a_killed_rank_is_told_in_words_and_who_was_stopped_with_it(tmp_path, st
     assert [rank.exitcode for rank in seen.run.ranks] == [-15, -9]
 
 
+STOPS_WELL = """
+import os, signal, sys, time
+from pathlib import Path
+ready = Path(__file__).with_name("ready")
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as one that saves a last checkpoint
+    ready.touch()
+    time.sleep(60)
+while not ready.exists():
+    time.sleep(0.01)
+raise ValueError("no data")
+"""
+
+
+def test_a_rank_that_ends_well_when_it_is_stopped_holds_nobody_up(tmp_path, start):
+    seen = see(lab.torchrun, script(tmp_path, STOPS_WELL), timeout=20)
+    assert type(seen.error) is lab.RankError and seen.error.rank == 1
+    assert [rank.exitcode for rank in seen.run.ranks] == [0, 1]
+
+
 def test_when_all_ranks_fail_alike_there_is_one_report(tmp_path, start):
     seen = see(lab.torchrun, script(tmp_path, "raise ValueError('no data')\n"), expect="ValueError: no data")
     assert seen.run is not None and not seen.run.ok and type(seen.run.error) is lab.RankError
