@@ -43,9 +43,8 @@ class Expiry:
 
 
 class Job:
-    """`work` is what the agent is to do: {"kind": "torchrun", "options": [...], "argv": [...]}, or without
-    options for a "command". `server` forks the agent;
-    None starts it cold.
+    """`work` is what the agent is to do: {"kind": "torchrun", "options": [...], "argv": [...]}, or without options
+    {"kind": "command", "argv": [...]}. `server` forks the agent; None starts it cold.
     """
 
     def __init__(self, folder: Path, work: dict, env: dict[str, str], ranks: int, server: warm.Server | None = None):

@@ -19,6 +19,15 @@ import ddp_lab as lab
 from ddp_lab.launch import rank as rank_module
 from ddp_lab.launch.result import Run
 
+ASLEEP = """
+import time
+
+def nap():
+    time.sleep(600)  # until it is ended
+
+nap()
+"""
+
 
 def leave(folder: Path, rank: int, code: int | None = 0, error=None, crash="", stopped=False, when=1, **streams):
     """Write what a rank leaves in a run's folder: how it ended, its error, its streams and other files by name."""

@@ -15,20 +15,11 @@ import nbformat
 import psutil
 import pytest
 from kernels import LIMIT, MARK, READY, Emptying, command_line, end, kernel, marked, roles, stands_in
-from launching import plain
+from launching import ASLEEP, plain
 from waiting import wait_for
 
 import ddp_lab as lab
 from ddp_lab.launch import warm
-
-ASLEEP = """
-import time
-
-def nap():
-    time.sleep(600)
-
-nap()
-"""
 
 STUBBORN = """
 import signal, time

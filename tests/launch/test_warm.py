@@ -11,7 +11,7 @@ import threading
 import psutil
 import pytest
 from kernels import MARK, Emptying, is_server, kernel, marked, stands_in
-from launching import script, see
+from launching import ASLEEP, script, see
 from waiting import wait_for
 
 import ddp_lab as lab
@@ -466,9 +466,6 @@ def test_a_long_run_is_no_idle_time(monkeypatch, tmp_path):
     first = warm._server
     assert why() is None and warm._server is first and not first.left  # it has all of its idle time before it
     warm.drop()
-
-
-ASLEEP = "import time\ndef nap():\n    time.sleep(600)\nnap()\n"
 
 
 def test_when_the_server_is_killed_its_runs_end_and_the_kernel_goes_on(tmp_path):
