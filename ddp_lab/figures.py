@@ -95,20 +95,21 @@ def bars(run, name, title=None):
     return figure
 
 
-def apart(panels):
+def apart(panels, share=True):
     """How far the ranks are from each other: beside each other a panel for each entry of `{title: (run, name)}`.
 
     One line per rank, what it logged as `name` over its steps; what lies between the ranks is shaded, and the
-    distance in the last step that all have logged is written there. Panels of the same `name` share their scale.
-    InputError as in curves(), or if there is no panel.
+    distance in the last step that all have logged is written there. Panels of the same `name` share their scale,
+    unless `share=False`. InputError as in curves(), or if there is no panel.
     """
     if not panels:
         raise InputError("apart({}): there is nothing to draw. Give {title: (run, name)}.")
     found = {title: _values(run, name) for title, (run, name) in panels.items()}
     names = [name for _, name in panels.values()]
+    share = share and len(set(names)) == 1
     with style():
         size = (max(6.4, 3.6 * len(panels)), 3.2)
-        figure, all_axes = _new(list(panels), len(panels), size, sharey=len(set(names)) == 1)
+        figure, all_axes = _new(list(panels), len(panels), size, sharey=share)
         for axes, values in zip(all_axes, found.values(), strict=True):
             _lines(axes, values)
             columns = [dict(zip(*value, strict=True)) for value in values.values()]
@@ -122,10 +123,8 @@ def apart(panels):
                 spot = {"textcoords": "offset points", "ha": "right", "va": "top", "fontweight": "bold"}
                 axes.annotate(text, (1, 1), (-12, -2), xycoords="axes fraction", **spot)
             axes.margins(y=0.2)
-        all_axes[0].set_ylabel(names[0])
-        for axes, name in zip(all_axes[1:], names[1:], strict=True):
-            if name != names[0]:
-                axes.set_ylabel(name)
+        for axes, name in list(zip(all_axes, names, strict=True))[: 1 if share else None]:
+            axes.set_ylabel(name)
         for axes in all_axes:  # only now: where panels share a scale, each has changed it
             _label_ends(axes)
     return figure

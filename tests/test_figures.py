@@ -148,6 +148,8 @@ def test_panels_share_their_scale_only_where_they_show_the_same(drifting):
     same = figures.apart({"a": weight, "b": weight}).axes
     assert same[0].get_ylim() == same[1].get_ylim()
     assert [axes.get_ylabel() for axes in same] == ["weight", ""]
+    own = figures.apart({"a": weight, "b": weight}, share=False).axes
+    assert not own[0].get_shared_y_axes().joined(*own) and [axes.get_ylabel() for axes in own] == ["weight", "weight"]
     other = figures.apart({"a": weight, "b": loss}).axes
     assert other[0].get_ylim() != other[1].get_ylim()
     assert [axes.get_ylabel() for axes in other] == ["weight", "loss"]
