@@ -1,0 +1,111 @@
+"""What checks have in common: what an answer is, how a run ended, what its ranks logged, what its script calls."""
+
+import ast
+import math
+import re
+
+from ddp_lab.checks.verdict import NotYet
+
+# What brings the numbers of other ranks. A barrier only waits, and a broadcast adds nothing.
+BRING = re.compile(r"(all_)?(reduce|gather|to_all)|i?recv|batch_isend_irecv")
+
+
+def kind_of(answer):
+    """What an answer is, in words: `nothing`, `an int`, `a dict`."""
+    if answer is None or answer is ...:
+        return "nothing"
+    kind = type(answer).__name__
+    return f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
+def is_run(answer):
+    """Whether this is a Run, or is read as one."""
+    return all(hasattr(answer, part) for part in ("ranks", "ok", "error", "frame"))
+
+
+def ended_well(run, doc):
+    """A hint unless this is a run that ended well. `doc`: what the answer should be."""
+    if not is_run(run):
+        raise NotYet(f"the answer is {kind_of(run)}, not a run. {doc}")
+    if getattr(run.error, "where", None):
+        raise NotYet("the run hung. What one rank calls as a collective, all must call: read where each rank stood.")
+    if not run.ok:
+        what = (str(run.error).splitlines() or [type(run.error).__name__])[0]
+        raise NotYet(f"the run failed ({what}). Mend that first.")
+
+
+def of_ranks(run, number):
+    """A hint unless the run had so many ranks."""
+    if (count := len(run.ranks)) != number:
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        raise NotYet(f"the run had {ranks}. Write --nproc {number} in the first line of the cell.")
+
+
+def series(run, name, steps):
+    """For each rank the list of what it logged as `name`, one number in each of so many steps, else a hint."""
+    found = []
+    for rank in run.ranks:
+        values = {record["step"]: record[name] for record in rank.records if name in record and "step" in record}
+        if sorted(values, key=str) != sorted(range(steps), key=str):
+            raise NotYet(
+                f"rank {rank.rank} logged {name} in {len(values)} of the {steps} steps. "
+                f"Leave the loop and its worker.log(step=step, ...) as they were."
+            )
+        for step, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise NotYet(f"in step {step} rank {rank.rank} logged {str(value)[:40]!r} as {name}, not a number.")
+        found.append([values[step] for step in range(steps)])
+    return found
+
+
+def spread(values):
+    """How far the ranks are apart in each step: of a list for each rank. A NaN is apart from everything."""
+    return [max(step) - min(step) if all(map(math.isfinite, step)) else math.inf for step in zip(*values, strict=True)]
+
+
+def first(where):
+    """The number of the first that is true, None if none is."""
+    return next((number for number, true in enumerate(where) if true), None)
+
+
+def logged(run, name):
+    """[the last that each rank logged as `name`, a list of one number as that number; ... where there is nothing]."""
+    found = []
+    for rank in run.ranks:
+        values = [record[name] for record in rank.records if name in record]
+        value = values[-1] if values else ...
+        found.append(value[0] if isinstance(value, list) and len(value) == 1 else value)
+    return found
+
+
+def named(numbers):
+    """`rank 3`, `ranks 1, 2`."""
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"
+
+
+def script_of(run):
+    """The syntax tree of the run's script; None if it is not in the run's folder (it was no cell)."""
+    try:
+        return ast.parse((run.dir / run.name).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def calls_in(tree):
+    """[(name of what is called, the call, the function in which it stands)], in the order of the script.
+
+    The name is the one that it has where it comes from: `DDP`, imported as that, is DistributedDataParallel.
+    """
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    own = {alias.asname: alias.name for node in imports for alias in node.names if alias.asname}
+    found = []
+
+    def visit(node, scope):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                name = getattr(child.func, "attr", getattr(child.func, "id", None))
+                found.append((own.get(name, name), child, scope))
+            visit(child, child if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else scope)
+
+    visit(tree, tree)
+    return sorted(found, key=lambda call: (call[1].lineno, call[1].col_offset))

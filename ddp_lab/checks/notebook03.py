@@ -1,0 +1,288 @@
+"""Checks of notebook 03, Setting up DDP."""
+
+import math
+
+from ddp_lab.checks.answers import (
+    BRING,
+    calls_in,
+    ended_well,
+    first,
+    is_run,
+    kind_of,
+    logged,
+    named,
+    of_ranks,
+    script_of,
+    series,
+    spread,
+)
+from ddp_lab.checks.verdict import NotYet, exercise
+
+SAME = 1e-9  # what the scripts compute in float64 rounds far below, and every mistake moves more
+
+
+@exercise("03.1")
+def _average_by_hand(run):
+    """The answer is the run of your cell on 3 ranks: `lab.check("03.1", answer)`."""
+    ended_well(run, _average_by_hand.__doc__)
+    of_ranks(run, 3)
+    tree = script_of(run)
+    calls = [(name, call.lineno) for name, call, _ in calls_in(tree)] if tree else []
+    names = [name for name, _ in calls]
+    if "DistributedDataParallel" in names:
+        raise NotYet("DistributedDataParallel does it, but here it is to be done by hand: two calls of dist.")
+    drawn = logged(run, "drawn")
+    if not all(isinstance(value, (int, float)) for value in drawn):
+        raise NotYet("a rank did not log what it has drawn. Leave worker.log(drawn=...) where it was.")
+    if len(set(drawn)) < 3:
+        raise NotYet("two ranks have drawn the same weight. Leave torch.manual_seed(rank), and send rank 0's weight.")
+    weights, gradients = series(run, "weight", 8), series(run, "gradient", 8)
+    twin, expected = [drawn[0]], []
+    for _ in range(8):
+        expected.append(2 * (twin[-1] - 2))  # the data of the three ranks ask for 1, 2 and 3
+        twin.append(twin[-1] - 0.25 * expected[-1])
+    gaps = {"weight": spread(weights), "gradient": spread(gradients)}
+    equal = {name: max(gap) <= SAME for name, gap in gaps.items()}
+    right = {
+        "weight": all(_near(own, twin[1:]) for own in weights),
+        "gradient": all(_near(own, expected) for own in gradients),
+    }
+    begun = [weight[0] + 0.25 * gradient[0] for weight, gradient in zip(weights, gradients, strict=True)]
+    if not equal["gradient"]:
+        _own_gradients(calls, drawn, begun, equal["weight"], right["weight"], weights)
+    if not equal["weight"]:
+        raise NotYet(
+            "the gradients are equal, the weights are not: equal steps keep the distance with which the ranks began. "
+            "Rank 0's weight is to be sent to all before the loop."
+        )
+    if not all(right.values()):
+        _not_the_mean(begun[0], drawn[0], gradients[0][0])
+    if tree and not any(name and BRING.match(name) for name in names):
+        raise NotYet("the numbers are right, but no rank asked the others for theirs: no all_reduce in the script.")
+    return f"in each of 8 steps 3 ranks have the gradient and the weight of one process; the last is {twin[-1]:.4f}."
+
+
+def _near(values, expected):
+    return all(abs(value - other) <= SAME for value, other in zip(values, expected, strict=True))
+
+
+def _own_gradients(calls, drawn, begun, equal, right, weights):
+    """The hint where each rank still has a gradient of its own."""
+    lines = {name: line for name, line in calls}
+    reduced = lines.get("all_reduce")
+    if equal and right and reduced and reduced < lines.get("step", 0):
+        raise NotYet("the weights are right; the gradient was logged before it was averaged. Average above the log.")
+    if equal and right:
+        raise NotYet("the weights are right, but it is they that were averaged. DDP averages gradients, before step().")
+    if equal and _near(weights[0], [1 + (drawn[0] - 1) * 0.5**step for step in range(1, 9)]):
+        raise NotYet("all have rank 0's weight in every step, and it has learned from rank 0's data alone, towards 1.")
+    if equal:
+        raise NotYet("the weights are equal, the gradients are not. Average the gradients, and before step().")
+    if _near(begun, drawn):
+        if reduced:
+            raise NotYet(
+                "each rank keeps its own gradient and its own weight. all_reduce changes what it is given, in place: "
+                "give it weight.grad, after backward() and before the log."
+            )
+        raise NotYet(
+            "each rank trains alone: other weights from the start, other gradients in every step. "
+            "Send rank 0's weight to all, then average the gradients in each step."
+        )
+    if reduced and reduced > lines.get("step", reduced):
+        raise NotYet("all_reduce comes after step(), which has used each rank's own gradient. Average before it.")
+    raise NotYet(
+        "all begin with one weight and drift apart from step 0 on: each rank still has a gradient of its own. "
+        "Add them up over the ranks, in place, after backward()."
+    )
+
+
+def _not_the_mean(begun, drawn, gradient):
+    """The hint where the ranks agree, but not on what one process would have."""
+    if abs(begun - drawn) > SAME:
+        raise NotYet(f"the ranks agree, but began with {begun:.3f}, and rank 0 had drawn {drawn:.3f}. Send rank 0's.")
+    times = gradient / (2 * (begun - 2))
+    if math.isclose(times, 3, rel_tol=1e-6):
+        raise NotYet("the gradient is 3 times what one process has: it is the sum. DDP takes the mean.")
+    if math.isclose(times, 1, rel_tol=1e-6):
+        raise NotYet("step 0 is right, and later steps are not. Do the same in every step, and once.")
+    raise NotYet(f"the gradient is {times:.3g} times what one process has. Divide the sum by the number of ranks.")
+
+
+@exercise("03.2")
+def _to_ddp(answer):
+    """The answer is both runs in a dict: `{"target": target, "run": answer}`."""
+    if is_run(answer):
+        raise NotYet('the answer is a run alone. Give both: {"target": target, "run": answer}.')
+    if not isinstance(answer, dict):
+        raise NotYet(f"the answer is {kind_of(answer)}. {_to_ddp.__doc__}")
+    target, run = answer.get("target"), answer.get("run")
+    if not is_run(target) or len(target.ranks) != 1 or not _reads(target.ranks[0]):
+        raise NotYet("`target` is to be the run of one_process.py, the cell above your `answer`.")
+    ended_well(run, _to_ddp.__doc__)
+    if len(run.ranks) == 1:
+        raise NotYet("the run had 1 rank. Write --nproc 2 in the first line of the cell.")
+    (aim,), reads = [_reads(rank) for rank in target.ranks], [_reads(rank) for rank in run.ranks]
+    tree = script_of(run)
+    names = {name for name, _, _ in calls_in(tree)} if tree else None
+    _shared_out(aim, reads, names)
+    steps = len(aim)
+    weights, (wanted,) = series(run, "weights", steps), series(target, "weights", steps)
+    _one_model(spread(weights), names)
+    worst = max(abs(value - other) for own in weights for value, other in zip(own, wanted, strict=True))
+    if not worst <= SAME:
+        if worst < 1e-2:
+            raise NotYet(f"the ranks are {worst:.0e} from the target: close, not equal. Did .double() stay everywhere?")
+        raise NotYet(
+            "the ranks agree, and yet differ from the target. Is everything else as it was: rank 0's seed, the rate, "
+            "the mean in the loss?"
+        )
+    if names is not None and not names & {"DistributedDataParallel", "all_reduce"}:
+        raise NotYet("the weights are right, but nothing in the script averages over ranks: there is no wrap.")
+    if names is not None and "destroy_process_group" not in names:
+        raise NotYet("all numbers are right. One line is missing, the last: leave the group.")
+    count = len(reads[0][0]) * steps
+    return (
+        f"{len(reads)} ranks read {count} samples each, none twice, and in each of {steps} steps "
+        f"they have the weights of one process (largest difference {worst:.0e})."
+    )
+
+
+def _reads(rank):
+    """[the samples that it read, for each step in which it logged some]."""
+    reads = {}
+    for record in rank.records:
+        if "samples" in record and "step" in record:
+            listed = record["samples"] if isinstance(record["samples"], list) else [record["samples"]]
+            reads[record["step"]] = listed
+    return [reads[step] for step in sorted(reads)]
+
+
+def _shared_out(aim, reads, names):
+    """A hint unless the ranks together read in each step what the target read, each sample once."""
+    for rank, own in enumerate(reads):
+        if not own:
+            raise NotYet(
+                f"rank {rank} logged no samples. Leave worker.log(step=step, samples=..., weights=...) as it was."
+            )
+    everything = sorted(sum(aim, []))
+    if all(sorted(sum(own, [])) == everything for own in reads):
+        if names is not None and "init_process_group" not in names:
+            raise NotYet(
+                f"the weights may be right, but each rank trained on all {len(everything)} samples, alone: "
+                "no rank has joined a group."
+            )
+        raise NotYet(f"each rank reads all {len(everything)} samples. What shares them out?")
+    together, wanted = sum(len(own[0]) for own in reads), len(aim[0])
+    if together != wanted:
+        raise NotYet(
+            f"in step 0 the ranks read {together} samples together, the target {wanted}. "
+            "A loader's batch_size is that of its rank."
+        )
+    for step, samples in enumerate(aim):
+        read = sorted(sample for own in reads if step < len(own) for sample in own[step])
+        if read != sorted(samples):
+            why = ""
+            if names is None or "DistributedSampler" in names:
+                why = " DistributedSampler shuffles, unless it is told not to."
+            raise NotYet(f"in step {step} the ranks read {read}, the target {sorted(samples)}.{why}")
+
+
+def _one_model(apart, names):
+    """A hint unless the ranks have the same weights in every step."""
+    step = first(gap > SAME for gap in apart)
+    if step is None:
+        return
+    if names is not None and "DistributedDataParallel" not in names:
+        raise NotYet(f"the ranks' weights are apart after step {step}: nothing averages their gradients.")
+    raise NotYet(
+        f"the ranks' weights are apart after step {step}, though there is a wrap. "
+        "Does the loss come from the wrapper, or from the model inside?"
+    )
+
+
+LAYERS = {"1.weight": (64, 64), "1.bias": (64,), "3.weight": (10, 64), "3.bias": (10,)}  # of models.mlp()
+
+
+@exercise("03.3")
+def _save_once(run):
+    """The answer is the run of your cell: `lab.check("03.3", answer)`."""
+    ended_well(run, _save_once.__doc__)
+    if len(run.ranks) == 1:
+        raise NotYet("the run had 1 rank. Write --nproc 2 in the first line of the cell.")
+    weights = logged(run, "weights")
+    if not all(isinstance(value, (int, float)) for value in weights):
+        raise NotYet("a rank did not log its weights. Leave worker.log(weights=...) where it was, after the loop.")
+    if max(weights) != min(weights):
+        raise NotYet("the ranks' models differ by now. Leave the training as it was.")
+    writers = [rank.rank for rank in run.ranks if len(rank.saved)]
+    if not writers:
+        raise NotYet('no rank has saved anything. One rank is to call worker.save("checkpoint", ...).')
+    if len(writers) > 1:
+        raise NotYet(f"{named(writers)} have saved, into one file they would write at the same time. One is enough.")
+    if writers != [0]:
+        raise NotYet(f"rank {writers[0]} has saved. It would do, but on every job there is a rank 0: let it be that.")
+    saved = run.ranks[0].saved
+    if "checkpoint" not in saved:
+        raise NotYet(f"it was saved as {', '.join(saved)}. Give it the name checkpoint.")
+    _loads(saved["checkpoint"], weights[0])
+    count = sum(math.prod(shape) for shape in LAYERS.values())
+    return f"rank 0 alone saved {len(LAYERS)} tensors, {count:,} numbers, as a bare mlp() names them: the trained ones."
+
+
+def _loads(state, weights):
+    """A hint unless a bare model would load this strictly, and had the trained weights then."""
+    if state is None:
+        raise NotYet(
+            "None was saved. consume_prefix_in_state_dict_if_present changes its argument and returns nothing."
+        )
+    if not isinstance(state, dict) or not all(hasattr(value, "shape") for value in state.values()):
+        raise NotYet("what was saved is no dict of names and tensors. Save the model's state_dict() itself.")
+    if all(name.startswith("module.") for name in state):
+        raise NotYet(f'the names begin with "module." ({min(state)}): they are those of the wrapper.')
+    missing, more = [name for name in LAYERS if name not in state], [name for name in state if name not in LAYERS]
+    if missing or more:
+        what = f"it lacks {', '.join(missing)}" if missing else f"it has {', '.join(more)} too"
+        raise NotYet(f"a bare mlp() would not load this: {what}.")
+    for name, shape in LAYERS.items():
+        if tuple(state[name].shape) != shape:
+            raise NotYet(f"{name} has the shape {tuple(state[name].shape)}, in a bare mlp() {shape}.")
+    held = sum(float(abs(value.astype("float64")).sum()) for value in state.values())
+    if not math.isclose(held, weights, rel_tol=1e-9):
+        raise NotYet(
+            f"these are not the trained weights: their sizes add up to {held:.3f}, those of the model at the end "
+            f"to {weights:.3f}. When was it saved?"
+        )
+
+
+@exercise("03.4")
+def _silent_faults(run):
+    """The answer is the run of your cell: `lab.check("03.4", answer)`."""
+    ended_well(run, _silent_faults.__doc__)
+    if len(run.ranks) == 1:
+        raise NotYet("the run had 1 rank. Write --nproc 2 in the first line of the cell.")
+    body, head, gradient, loss = (series(run, name, 6) for name in ("body", "head", "gradient", "loss"))
+    apart = {"body": spread(body), "head": spread(head)}
+    start = max(apart["body"][0], apart["head"][0])
+    if start > SAME:
+        raise NotYet(
+            f"in step 0, before anything was trained, the ranks are {start:.2g} apart: "
+            "only rank 0 has the saved weights. When does DDP send its weights?"
+        )
+    if not math.isclose(body[0][0], 2) or not math.isclose(head[0][0], 2):
+        raise NotYet("the ranks agree, but do not begin with the saved weights, whose sizes add up to 2 in each layer.")
+    if min(spread(loss)) <= SAME:
+        raise NotYet("the ranks have the same loss in a step: each is to keep data of its own.")
+    late = first(gap > SAME for gap in map(max, apart["body"], apart["head"]))
+    if late is not None:
+        layer = max(apart, key=lambda name: apart[name][late])
+        raise NotYet(
+            f"equal up to step {late - 1}, and {apart[layer][late]:.2g} apart in step {late}, in the {layer}. "
+            "What was trained for the first time just before, and does the wrap know of it?"
+        )
+    if max(spread(gradient)) > SAME:
+        raise NotYet("the weights are equal, the gradients are not: that hides the fault. Let DDP average them.")
+    if body[0][3] != body[0][0]:
+        raise NotYet("the body has changed before step 3. It is to stay frozen until then.")
+    if body[0][5] == body[0][3]:
+        raise NotYet("the body is no longer trained: it is the same in step 5 as in step 3.")
+    return "the ranks begin with the saved weights and are 0 apart in all 6 steps, body and head."
