@@ -266,6 +266,18 @@ def test_head_replaced_after_wrap_cured():
     assert all(equal(step) for name in ("body", "head") for step in of_ranks(run, name))
 
 
+def test_head_replaced_find_unused():
+    run = faulty("head_replaced_find_unused")  # no error, though the head is replaced in the same place
+    assert len(of_ranks(run, "head")) == 5 and all(apart(step) for step in of_ranks(run, "head"))
+    assert all(equal(step) for step in of_ranks(run, "body"))  # what the flag does cure
+
+
+def test_head_replaced_find_unused_cured():
+    run = cured("head_replaced_find_unused")
+    assert len(of_ranks(run, "head")) == 5
+    assert all(equal(step) for name in ("body", "head") for step in of_ranks(run, name))
+
+
 def test_frozen_after_wrap():
     with pytest.raises(lab.RankError, match=LATE) as error:
         faulty("frozen_after_wrap")
@@ -304,6 +316,21 @@ def test_weights_loaded_on_one_rank_cured():
     run = cured("weights_loaded_on_one_rank")
     weights = of_ranks(run, "weight")
     assert weights[0] == (5, 5) and all(equal(step) for step in [*weights, *of_ranks(run, "gradient")])
+
+
+def test_optimizer_loaded_on_one_rank():
+    run = faulty("optimizer_loaded_on_one_rank")
+    assert all(equal(step) for step in of_ranks(run, "gradient"))
+    distances = [other - one for one, other in of_ranks(run, "weight")]
+    momentum = [0.1 * 2 * 0.9**step for step in range(5)]  # rank 0's alone: learning rate × what is left of its buffer
+    assert distances == pytest.approx([sum(momentum[1 : step + 1]) for step in range(5)], abs=1e-5)
+
+
+def test_optimizer_loaded_on_one_rank_cured():
+    run = cured("optimizer_loaded_on_one_rank")
+    weights, gradients = of_ranks(run, "weight"), of_ranks(run, "gradient")
+    assert all(equal(step) for step in [*weights, *gradients])
+    assert weights[1][0] - weights[0][0] == pytest.approx(-0.1 * (0.9 * 2 + gradients[0][0]), abs=1e-5)  # loaded on all
 
 
 def test_module_prefix():

@@ -1,0 +1,41 @@
+"""The head is replaced first and the model wrapped then: no parameter is unused, and none is unknown to DDP.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.head_replaced_find_unused_cured
+
+Look at the gradients of both layers: equal on all ranks, in every step.
+"""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_lab import worker
+
+
+def main():
+    dist.init_process_group()
+    rank = dist.get_rank()
+    torch.manual_seed(0)  # all begin with the same weights, also in the new head
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    net[1] = nn.Linear(4, 3)  # three classes from now on
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    torch.manual_seed(rank)  # and each has data of its own
+    for step in range(5):
+        loss = model(torch.randn(8, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        body, head = (layer.weight.grad.abs().sum() for layer in net)
+        worker.log(step=step, body=body, head=head)
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit
