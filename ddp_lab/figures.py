@@ -1,7 +1,7 @@
 """The course's pictures, in one style that reads on light and dark pages. matplotlib is imported when one is drawn.
 
 Each function takes a run, or anything with a `.frame()` (a pandas table of rank, step, name, value), and
-returns a matplotlib Figure, which a notebook shows and `.savefig(path)` writes.
+returns a matplotlib Figure, which a notebook shows and `.savefig(path)` writes. Only `table` is about a table of texts.
 """
 
 import io
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from ddp_lab.errors import InputError
 from ddp_lab.launch.output import RANK_COLORS, rank_color, text_color
 
-__all__ = ["BROKEN", "FINE", "INK", "RANK_COLORS", "apart", "bars", "curves", "rank_color", "samples", "style", "twin"]
+__all__ = ["BROKEN", "FINE", "INK", "RANK_COLORS", "apart", "bars", "curves", "rank_color", "samples", "style", "table",
+           "twin"]  # fmt: skip
 
 INK = "#6B7686"
 """Text and axes: a grey-blue with a contrast above 4 both to white and to JupyterLab's dark page."""
@@ -99,14 +100,15 @@ def apart(panels, share=True):
     """How far the ranks are from each other: beside each other a panel for each entry of `{title: (run, name)}`.
 
     One line per rank, what it logged as `name` over its steps; what lies between the ranks is shaded, and the
-    distance in the last step that all have logged is written there. Panels of the same `name` share their scale,
-    unless `share=False`. InputError as in curves(), or if there is no panel.
+    distance in the last step that all have logged is written there. `(run, name, label)` writes `label` at the axis,
+    where the name alone says too little. Panels of the same `name` share their scale, unless `share=False`.
+    InputError as in curves(), or if there is no panel.
     """
     if not panels:
         raise InputError("apart({}): there is nothing to draw. Give {title: (run, name)}.")
-    found = {title: _values(run, name) for title, (run, name) in panels.items()}
-    names = [name for _, name in panels.values()]
-    share = share and len(set(names)) == 1
+    found = {title: _values(run, name) for title, (run, name, *_) in panels.items()}
+    labels = [panel[-1] for panel in panels.values()]
+    share = share and len({name for _, name, *_ in panels.values()}) == 1
     with style():
         size = (max(6.4, 3.6 * len(panels)), 3.2)
         figure, all_axes = _new(list(panels), len(panels), size, sharey=share)
@@ -123,8 +125,8 @@ def apart(panels, share=True):
                 spot = {"textcoords": "offset points", "ha": "right", "va": "top", "fontweight": "bold"}
                 axes.annotate(text, (1, 1), (-12, -2), xycoords="axes fraction", **spot)
             axes.margins(y=0.2)
-        for axes, name in list(zip(all_axes, names, strict=True))[: 1 if share else None]:
-            axes.set_ylabel(name)
+        for axes, label in list(zip(all_axes, labels, strict=True))[: 1 if share else None]:
+            axes.set_ylabel(label)
         for axes in all_axes:  # only now: where panels share a scale, each has changed it
             _label_ends(axes)
     return figure
@@ -161,8 +163,9 @@ def samples(runs):
 def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one process with the whole batch"):
     """How far several runs are from what they should equal: a row for each entry of `{label: run}`, a dot per step.
 
-    Drawn is the largest difference that any rank has logged as `name` in a step, on a log scale; the number is that
-    of the last step. Up to `rounding` the runs count as equal. A difference of 0 lies on the left edge, marked 0.
+    Drawn is the largest difference that any rank has logged as `name` in a step, on a log scale; the number at the
+    right is that of the last step. Up to `rounding` the runs count as equal. A difference of exactly 0, which has no
+    place on a log scale, lies on the left edge, marked 0.
     InputError as in curves(), or if there is no run.
     """
     if not runs:
@@ -170,7 +173,7 @@ def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one p
     found = {label: _values(run, name) for label, run in runs.items()}
     floor = rounding / 1e6
     with style():
-        figure, (axes,) = _new([title], size=(6.4, 0.3 * len(runs) + 1.1))
+        figure, (axes,) = _new([title], size=(6.4, 0.3 * len(runs) + 1.3))
         for row, (label, values) in enumerate(found.items()):
             largest = {}
             for steps, numbers in values.values():
@@ -191,9 +194,18 @@ def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one p
         axes.set_xticks([floor, *ticks], ["0", *(f"{tick:g}" for tick in ticks)])
         axes.minorticks_off()
         axes.set_yticks(range(len(runs)), list(runs))
-        axes.set_xlabel(f"largest difference in a step, log scale (shaded: rounding, up to {rounding:.0e})")
+        shaded = f"shaded: rounding, up to {rounding:.0e}; left edge: exactly 0"
+        axes.set_xlabel(f"largest difference of any rank in a step, log scale\n({shaded})")
+        above = {"xycoords": axes.transAxes, "textcoords": "offset points", "va": "bottom", "fontsize": 9}
+        axes.annotate("last step", (1.01, 1), (0, 1), **above)
     return figure
 
+
+def table(frame):
+    """A pandas table of texts, shown with its columns beginning at the left and its texts as they are, no HTML."""
+    start = {"selector": "th, td", "props": [("text-align", "left")]}
+    shown = frame.style.format(escape="html").set_table_styles([start])
+    return shown.format_index(escape="html").format_index(escape="html", axis="columns")
 
 
 def _values(run, name):

@@ -1,6 +1,7 @@
 """figures: what is drawn is what the frame holds, in the ranks' colours, and nothing outside is changed."""
 
 import math
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -155,6 +156,12 @@ def test_panels_share_their_scale_only_where_they_show_the_same(drifting):
     assert [axes.get_ylabel() for axes in other] == ["weight", "loss"]
 
 
+def test_an_axis_says_what_it_shows_where_the_name_says_too_little(drifting):
+    weight, loss = (drifting, "weight", "the only weight"), (drifting, "loss")
+    assert [axes.get_ylabel() for axes in figures.apart({"a": weight, "b": loss}).axes] == ["the only weight", "loss"]
+    assert [axes.get_ylabel() for axes in figures.apart({"a": weight, "b": weight}).axes] == ["the only weight", ""]
+
+
 def test_apart_takes_runs_that_ended_apart_and_runs_of_one_rank():
     uneven = run_with((0, 0, "x", 1.0), (0, 1, "x", 2.0), (1, 0, "x", 4.0))
     (axes,) = figures.apart({"uneven": (uneven, "x")}).axes
@@ -209,7 +216,9 @@ def test_twin_draws_the_largest_difference_of_any_rank_in_each_step():
     runs = {name: lab.torchrun("equivalence", "--mutation", name, show="none") for name in names}
     (axes,) = figures.twin(runs).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == names
-    for row, (line, text) in enumerate(zip(axes.lines, axes.texts, strict=True)):
+    *numbers, heading = axes.texts
+    assert heading.get_text() == "last step"  # over the numbers
+    for row, (line, text) in enumerate(zip(axes.lines, numbers, strict=True)):
         largest = list(map(max, *logged(runs[names[row]], "weights_to_twin").values()))
         assert list(line.get_xdata()) == [max(value, 1e-18) for value in largest] and set(line.get_ydata()) == {row}
         expected = figures.FINE if row == 0 else figures.BROKEN
@@ -223,9 +232,16 @@ def test_twin_draws_no_difference_on_the_edge_and_one_bad_step_as_broken():
     (axes,) = figures.twin({"zero": zero, "once": once}).axes
     zero, once = axes.lines
     assert set(zero.get_xdata()) == {axes.get_xticks()[0]} and axes.get_xticklabels()[0].get_text() == "0"
-    assert zero.get_color() == figures.FINE
+    assert "left edge: exactly 0" in axes.get_xlabel() and zero.get_color() == figures.FINE
     assert list(once.get_xdata())[1] == 0.5 and once.get_color() == figures.BROKEN
-    assert [text.get_text() for text in axes.texts] == ["0", "0"]
+    assert [text.get_text() for text in axes.texts] == ["0", "0", "last step"]
+
+
+def test_a_table_shows_its_texts_as_they_are_from_the_left():
+    frame = pandas.DataFrame({"<b>what</b>": ["a <i>", "b"]}, index=["x & y", "z"])
+    page = figures.table(frame).to_html()
+    assert "a &lt;i&gt;" in page and "x &amp; y" in page and "&lt;b&gt;what" in page
+    assert re.findall(r"(\w+) \{\s*text-align: left;", page) == ["th", "td"]
 
 
 @pytest.mark.parametrize("draw", [figures.apart, figures.samples, figures.twin])
