@@ -3,6 +3,8 @@
 import ast
 import math
 import re
+import shlex
+from pathlib import Path
 
 from ddp_lab.checks.verdict import NotYet
 
@@ -84,11 +86,19 @@ def named(numbers):
 
 
 def script_of(run):
-    """The syntax tree of the run's script; None if it is not in the run's folder (it was no cell)."""
+    """The syntax tree of the script that was run, a cell or a file of one's own; None if it cannot be read any more.
+
+    A hint if the file was changed after the run.
+    """
+    path = next((Path(word).expanduser() for word in shlex.split(run.command) if word.endswith(".py")), None)
     try:
-        return ast.parse((run.dir / run.name).read_text())
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse(path.read_bytes())
+        changed = path.stat().st_mtime > (run.dir / "result.json").stat().st_mtime  # written when the run ended
+    except (OSError, SyntaxError, ValueError, AttributeError):
         return None
+    if changed:
+        raise NotYet(f"{path.name} has been changed since this run. Run it again, then check.")
+    return tree
 
 
 def calls_in(tree):

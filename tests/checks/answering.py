@@ -14,9 +14,13 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 
 
 def made_up_run(records, folder="nowhere", script="cell.py", error=None):
-    """A run with these records, a list for each rank."""
+    """A run with these records, a list for each rank, that ended after the script in its folder was written."""
+    if Path(folder).is_dir():
+        Path(folder, "result.json").write_text("{}")
     ranks = [SimpleNamespace(rank=rank, records=own) for rank, own in enumerate(records)]
-    return SimpleNamespace(ranks=ranks, ok=error is None, error=error, frame=None, dir=Path(folder), name=script)
+    ended = {"ok": error is None, "error": error, "frame": None}
+    place = {"dir": Path(folder), "name": script, "command": shlex.join(["torchrun", str(Path(folder, script))])}
+    return SimpleNamespace(ranks=ranks, **ended, **place)
 
 
 def squares(mine=(1, 4, 9), total=(14, 14, 14), **more):

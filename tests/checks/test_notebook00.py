@@ -1,5 +1,8 @@
 """checks of notebook 00: done only for what the task asks, and for each typical mistake a hint of its own."""
 
+import os
+from pathlib import Path
+
 import pytest
 from answering import early_exit, hint, made_up_run, squares
 
@@ -204,3 +207,25 @@ def test_the_sum_that_the_exercise_asks_for_can_be_run(tmp_path):
         "dist.destroy_process_group()\n"
     )
     assert lab.check("00.1", lab.torchrun(str(script), nproc=3, show="none")).done
+
+
+WRITTEN_DOWN = """
+import os
+from ddp_lab import worker
+
+worker.log(mine=(int(os.environ["RANK"]) + 1) ** 2, total=14)
+"""
+
+
+def test_the_script_of_a_run_may_be_a_file_and_is_read_as_a_cell_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = Path("my squares.py")
+    script.write_text(WRITTEN_DOWN)
+    run = lab.torchrun(script, nproc=3, show="none")
+    assert "there is no all_reduce in the script" in hint("00.1", run)
+
+    # Changed after the run: what stands there is not what has run.
+    later = (run.dir / "result.json").stat().st_mtime + 1
+    script.write_text("dist.all_reduce(total)\n")
+    os.utime(script, (later, later))
+    assert hint("00.1", run) == "my squares.py has been changed since this run. Run it again, then check."
