@@ -1,5 +1,6 @@
 """Checks of notebook 03, Setting up DDP."""
 
+import ast
 import math
 
 from ddp_lab.checks.answers import (
@@ -21,14 +22,17 @@ from ddp_lab.checks.verdict import NotYet, exercise
 SAME = 1e-9  # what the scripts compute in float64 rounds far below, and every mistake moves more
 
 
+RATE = 0.25  # of 03.1
+
+
 @exercise("03.1")
 def _average_by_hand(run):
     """The answer is the run of your cell on 3 ranks: `lab.check("03.1", answer)`."""
     ended_well(run, _average_by_hand.__doc__)
     of_ranks(run, 3)
     tree = script_of(run)
-    calls = [(name, call.lineno) for name, call, _ in calls_in(tree)] if tree else []
-    names = [name for name, _ in calls]
+    calls = calls_in(tree) if tree else []
+    names = [name for name, _, _ in calls]
     if "DistributedDataParallel" in names:
         raise NotYet("DistributedDataParallel does it, but here it is to be done by hand: two calls of dist.")
     drawn = logged(run, "drawn")
@@ -40,23 +44,24 @@ def _average_by_hand(run):
     twin, expected = [drawn[0]], []
     for _ in range(8):
         expected.append(2 * (twin[-1] - 2))  # the data of the three ranks ask for 1, 2 and 3
-        twin.append(twin[-1] - 0.25 * expected[-1])
-    gaps = {"weight": spread(weights), "gradient": spread(gradients)}
-    equal = {name: max(gap) <= SAME for name, gap in gaps.items()}
-    right = {
-        "weight": all(_near(own, twin[1:]) for own in weights),
-        "gradient": all(_near(own, expected) for own in gradients),
-    }
-    begun = [weight[0] + 0.25 * gradient[0] for weight, gradient in zip(weights, gradients, strict=True)]
-    if not equal["gradient"]:
-        _own_gradients(calls, drawn, begun, equal["weight"], right["weight"], weights)
-    if not equal["weight"]:
+        twin.append(twin[-1] - RATE * expected[-1])
+    right = all(_near(own, twin[1:]) for own in weights)
+    if max(spread(gradients)) > SAME:
+        if max(spread(weights)) <= SAME:
+            _weights_made_equal(calls, drawn, right, weights[0])
+        _own_gradients(calls, drawn, weights, gradients)
+    if max(spread(weights)) > SAME:
+        if _near(spread(weights), [spread(weights)[0]] * 8):
+            raise NotYet(
+                "the gradients are equal, the weights are not: equal steps keep the distance with which the ranks "
+                "began. Rank 0's weight is to be sent to all before the loop."
+            )
         raise NotYet(
-            "the gradients are equal, the weights are not: equal steps keep the distance with which the ranks began. "
-            "Rank 0's weight is to be sent to all before the loop."
+            "the gradients are equal, the weights are not, and their distance changes: step() uses weight.grad. "
+            "Is that what was averaged, and what is logged?"
         )
-    if not all(right.values()):
-        _not_the_mean(begun[0], drawn[0], gradients[0][0])
+    if not right or not _near(gradients[0], expected):
+        _not_the_mean(drawn[0], weights[0], gradients[0])
     if tree and not any(name and BRING.match(name) for name in names):
         raise NotYet("the numbers are right, but no rank asked the others for theirs: no all_reduce in the script.")
     return f"in each of 8 steps 3 ranks have the gradient and the weight of one process; the last is {twin[-1]:.4f}."
@@ -66,43 +71,59 @@ def _near(values, expected):
     return all(abs(value - other) <= SAME for value, other in zip(values, expected, strict=True))
 
 
-def _own_gradients(calls, drawn, begun, equal, right, weights):
-    """The hint where each rank still has a gradient of its own."""
-    lines = {name: line for name, line in calls}
-    reduced = lines.get("all_reduce")
-    if equal and right and reduced and reduced < lines.get("step", 0):
+def _weights_made_equal(calls, drawn, right, weights):
+    """The hint where the ranks' weights are equal, and the gradients are not."""
+    lines = {name: call.lineno for name, call, _ in calls}
+    if right and 0 < lines.get("all_reduce", 0) < lines.get("step", 0):
         raise NotYet("the weights are right; the gradient was logged before it was averaged. Average above the log.")
-    if equal and right:
+    if right:
         raise NotYet("the weights are right, but it is they that were averaged. DDP averages gradients, before step().")
-    if equal and _near(weights[0], [1 + (drawn[0] - 1) * 0.5**step for step in range(1, 9)]):
+    if _near(weights, [1 + (drawn[0] - 1) * 0.5**step for step in range(1, 9)]):
         raise NotYet("all have rank 0's weight in every step, and it has learned from rank 0's data alone, towards 1.")
-    if equal:
-        raise NotYet("the weights are equal, the gradients are not. Average the gradients, and before step().")
+    raise NotYet("the weights are equal, the gradients are not. Average the gradients, and before step().")
+
+
+def _own_gradients(calls, drawn, weights, gradients):
+    """The hint where each rank has a weight and a gradient of its own."""
+    if step := first(gap > SAME for gap in spread(gradients)):
+        raise NotYet(f"the gradients are equal at first, and apart from step {step} on. Average in every step.")
+    begun = [weight[0] + RATE * gradient[0] for weight, gradient in zip(weights, gradients, strict=True)]
+    total = sum(2 * (weight - (rank + 1)) for rank, weight in enumerate(begun))
+    if _near(gradients[0][:1], [total]) or _near(gradients[0][:1], [total / 3]):
+        raise NotYet("rank 0 alone has the gradients of all. reduce gives the sum to one rank, all_reduce to all.")
+    reduced = next((call for name, call, _ in calls if name == "all_reduce"), None)
+    given = ast.unparse(reduced.args[0]) if reduced and reduced.args else "weight.grad"
+    if not given.endswith(".grad"):
+        raise NotYet(
+            f"all_reduce was given `{given}`, and the gradients are each rank's own, as before: it changes what it is "
+            "given, in place, and step() uses weight.grad."
+        )
+    if reduced and reduced.lineno > max((call.lineno for name, call, _ in calls if name == "step"), default=0):
+        raise NotYet("all_reduce comes after step(), which has used each rank's own gradient. Average before it.")
     if _near(begun, drawn):
-        if reduced:
-            raise NotYet(
-                "each rank keeps its own gradient and its own weight. all_reduce changes what it is given, in place: "
-                "give it weight.grad, after backward() and before the log."
-            )
         raise NotYet(
             "each rank trains alone: other weights from the start, other gradients in every step. "
             "Send rank 0's weight to all, then average the gradients in each step."
         )
-    if reduced and reduced > lines.get("step", reduced):
-        raise NotYet("all_reduce comes after step(), which has used each rank's own gradient. Average before it.")
     raise NotYet(
         "all begin with one weight and drift apart from step 0 on: each rank still has a gradient of its own. "
         "Add them up over the ranks, in place, after backward()."
     )
 
 
-def _not_the_mean(begun, drawn, gradient):
+def _not_the_mean(drawn, weights, gradients):
     """The hint where the ranks agree, but not on what one process would have."""
+    rate = (weights[0] - weights[1]) / gradients[1] if gradients[1] else RATE
+    begun = weights[0] + rate * gradients[0]
+    if not _near(weights[1:], [w - rate * g for w, g in zip(weights, gradients[1:], strict=False)]):
+        raise NotYet("the weight moves, but not by one rate times the gradient that is logged. Leave SGD as it was.")
     if abs(begun - drawn) > SAME:
         raise NotYet(f"the ranks agree, but began with {begun:.3f}, and rank 0 had drawn {drawn:.3f}. Send rank 0's.")
-    times = gradient / (2 * (begun - 2))
+    times = gradients[0] / (2 * (begun - 2))
     if math.isclose(times, 3, rel_tol=1e-6):
         raise NotYet("the gradient is 3 times what one process has: it is the sum. DDP takes the mean.")
+    if abs(rate - RATE) > SAME:
+        raise NotYet(f"the ranks begin right, but the rate is {rate:.3g}. Leave it at {RATE}.")
     if math.isclose(times, 1, rel_tol=1e-6):
         raise NotYet("step 0 is right, and later steps are not. Do the same in every step, and once.")
     raise NotYet(f"the gradient is {times:.3g} times what one process has. Divide the sum by the number of ranks.")

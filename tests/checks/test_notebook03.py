@@ -42,14 +42,36 @@ WRONG_AVERAGES = {  # mistake: (edits of the solution, the hint)
         [(REDUCE + DIVIDE, ""), (STEP, STEP + "    " + BROADCAST)],
         "it has learned from rank 0's data alone",
     ),
-    "a copy reduced": ([("weight.grad)", "weight.grad.clone())")], "Add them up over the ranks, in place"),
+    "a copy reduced": ([("weight.grad)", "weight.grad.clone())")], "all_reduce was given `weight.grad.clone()`"),
     "a copy reduced, nothing sent": (
         [(BROADCAST, ""), ("weight.grad)", "weight.grad.clone())"), (DIVIDE, "")],
-        "all_reduce changes what it is given, in place: give it weight.grad",
+        "all_reduce was given `weight.grad.clone()`, and the gradients are each rank's own, as before",
     ),
+    "the loss reduced": (
+        [(REDUCE + DIVIDE, "    dist.all_reduce(loss.detach())\n")],
+        "all_reduce was given `loss.detach()`",
+    ),
+    "reduced to one rank": (
+        [("dist.all_reduce(weight.grad)", "dist.reduce(weight.grad, 0)")],
+        "rank 0 alone has the gradients of all",
+    ),
+    "the mean logged and not used": (
+        [
+            (REDUCE + DIVIDE, "    mean = weight.grad.clone()\n    dist.all_reduce(mean)\n    mean /= world_size\n"),
+            ("gradient=weight.grad.item()", "gradient=mean.item()"),
+        ],
+        "the weights are not, and their distance changes",
+    ),
+    "sum, and a third of the rate": (
+        [(DIVIDE, ""), ("lr=0.25", "lr=0.25 / 3")],
+        "3 times what one process has: it is the sum",
+    ),
+    "a third of the rate": ([("lr=0.25", "lr=0.25 / 3")], "the rate is 0.0833"),
+    "momentum": ([("lr=0.25", "lr=0.25, momentum=0.9")], "not by one rate times the gradient"),
+    "later steps not divided": ([(DIVIDE, "    if step == 0: weight.grad /= 3\n")], "step 0 is right, and later steps"),
     "None assigned": ([("    dist.all_reduce", "    weight.grad = dist.all_reduce")], "the run failed (rank"),
     "another rank's weight": ([("src=0", "src=1")], "the ranks agree, but began with"),
-    "one step": ([("    dist.all_reduce", "    if step == 0: dist.all_reduce")], "of its own"),
+    "one step": ([("    dist.all_reduce", "    if step == 0: dist.all_reduce")], "apart from step 1 on"),
     "one seed": ([("torch.manual_seed(rank)", "torch.manual_seed(0)")], "two ranks have drawn the same weight"),
     "wrapped": (
         [
