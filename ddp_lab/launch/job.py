@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_lab.errors import LabError
+from ddp_lab.errors import InputError, LabError
 from ddp_lab.launch import folders, processes, stacks, traffic, warm
 from ddp_lab.launch.failures import describe_hang, read_json
 from ddp_lab.launch.output import Progress, Screen, Tail, say
@@ -44,29 +44,42 @@ class Expiry:
 
 class Job:
     """`work` is what the agent is to do: {"kind": "torchrun", "options": [...], "argv": [...]}, or without options
-    {"kind": "command", "argv": [...]}. `server` forks the agent; None starts it cold.
+    {"kind": "command", "argv": [...]}. `server` forks the agent; None starts it cold, and so does a server that has
+    just gone, unless the start is to be `warm_only`.
     """
 
-    def __init__(self, folder: Path, work: dict, env: dict[str, str], ranks: int, server: warm.Server | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        work: dict,
+        env: dict[str, str],
+        ranks: int,
+        server: warm.Server | None = None,
+        warm_only: bool = False,
+    ):
         self.folder = folder
         self.ranks = range(ranks)
         self.expiry: Expiry | None = None
         self._of_ranks = work["kind"] == "torchrun"
         self._env = env | {"DDP_LAB_RUN_DIR": str(folder)}
-        self._server = server
+        self._server, self._warm_only = server, warm_only
         self._agent: subprocess.Popen | warm.Agent | None = None
         (folder / "agent.json").write_text(json.dumps(work))
 
     def start(self) -> None:
-        """Start the agent. Only follow() does: an interrupt that came before it would leave the job to itself."""
+        """Start the agent. Only follow() does: an interrupt that came before it would leave the job to itself.
+        Raises InputError where the start is to be warm and cannot.
+        """
         with open(self.folder / "agent.log", "wb") as log:
             if self._server is not None:
                 try:
                     self._agent = self._server.fork(self.folder, self._env, log.fileno())
                     return
                 except OSError as error:
-                    say(f"cold start: {error}")
                     warm.drop()
+                    if self._warm_only:
+                        raise InputError(f"warm=True: {error}. Run it again: a new server is started.") from None
+                    say(f"cold start: {error}")
             # In a session of its own, so that an interrupt from a terminal reaches the kernel alone.
             self._agent = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("agent.py")), str(self.folder), str(os.getpid())],

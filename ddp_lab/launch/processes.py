@@ -55,6 +55,16 @@ def handles(who: Identity, number: int) -> bool:
     return bool(caught >> (number - 1) & 1)
 
 
+def code_of_zombie(pid: int) -> int | None:
+    """The exit code of a process that has ended and that its parent has not waited for (Linux); else None."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()  # the name before may hold anything
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if fields[0] == b"Z" else None
+
+
 def session_members(leader: Identity) -> list[int]:
     """Pids of the session that `leader` opened with setsid(), the leader included, zombies left out."""
     import psutil
@@ -92,6 +102,14 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def close_descriptors() -> None:
+    """Close all descriptors but 0, 1 and 2 (Linux). os.closerange() may try a thousand million of them in turn."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.close(descriptor)
 
 
 def set_name(name: str) -> None:

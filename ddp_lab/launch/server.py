@@ -19,10 +19,13 @@ import gc
 import importlib.util
 import json
 import os
+import random
 import select
 import signal
 import socket
+import tempfile
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +34,9 @@ if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not insta
     sys.path.append(str(Path(__file__).parents[2]))
 
 from ddp_lab.launch import agent, hugepages, processes
+
+_WATCHED = ("ddp_lab.", "torch.distributed.", "torch.nn.", "torch.optim.", "torch.utils.data.")
+"""To look at all 2,000 modules would take as long as all else that a run does before its agent starts."""
 
 _KERNEL_CHECK = 0.2  # seconds between two looks whether the kernel still lives
 
@@ -43,10 +49,11 @@ def preload() -> set[str]:
         import torch.distributed.run
         import torch.utils.data
 
-        from ddp_lab.launch import rank  # noqa: F401
+        from ddp_lab.launch import fresh, rank  # noqa: F401
         from ddp_lab.meters import recorder  # noqa: F401
 
     torch.distributed.run.get_args_parser()  # compiles what argparse compiles
+    fresh.GENERATORS = [one for one in gc.get_objects() if issubclass(type(one), random.Random)]
     # At its exit each fork would take torch's operators out of its registry, one after the other, for 30 ms.
     for finalizer in list(weakref.finalize._registry):
         finalizer.atexit = False
@@ -67,14 +74,14 @@ def _reads_noted() -> Iterator[set[str]]:
 
 
 def loaded() -> dict[str, list]:
-    """The packages that are loaded, our own modules, and the folders of installed packages, which change with each
-    installation: {name: [file or folder or None, its last change in ns]}.
+    """The packages that are loaded, the modules that a reader may want to change, and the folders of installed
+    packages, which change with each installation: {name: [file or folder or None, its last change in ns]}.
     """
     folders = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     found = {path: [path, os.stat(path).st_mtime_ns] for path in folders if os.path.isdir(path)}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if "." not in name or name.startswith("ddp_lab."):
+        if "." not in name or name.startswith(_WATCHED):
             found[name] = [path, os.stat(path).st_mtime_ns if path and os.path.isfile(path) else 0]
     return found
 
@@ -104,7 +111,9 @@ class Server:
                 os.read(self._wake, 512)
             self._reap()
             if self._channel in ready:
-                _, descriptors, *_ = socket.recv_fds(self._channel, 16, 4)
+                descriptors = []
+                with contextlib.suppress(ConnectionResetError):  # closed with our first answer still in it
+                    _, descriptors, *_ = socket.recv_fds(self._channel, 16, 4)
                 if descriptors:
                     self._fork(*descriptors)
                 else:
@@ -127,6 +136,8 @@ class Server:
             code = 1
             try:
                 code = _be_agent(work, lifeline, log, me)
+            except BaseException:
+                os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(code & 0xFF)
         os.close(lifeline), os.close(log)
@@ -158,11 +169,12 @@ def _be_agent(work: dict, lifeline: int, log: int, server: int) -> int:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(lifeline, 0), os.dup2(log, 1), os.dup2(log, 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    processes.close_descriptors()
     os.umask(work["umask"])
     os.environ.clear()
     os.environ.update(work["env"])
     os.chdir(work["cwd"])
+    tempfile.tempdir = None  # torch has asked for it: a folder may have gone since
     return agent.main(Path(work["folder"]), server, forked=True)
 
 

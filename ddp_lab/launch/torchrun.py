@@ -89,7 +89,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     try:
         server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)
         work = {"kind": "torchrun", "options": _options(folder, nproc), "argv": [*target, *args]}
-        job = Job(folder, work, env, nproc, server)
+        job = Job(folder, work, env, nproc, server, warm_only=bool(warm))
         screen = Screen({r: job.streams(r) for r in range(nproc)}, rank_label, ranks)
         progress = Progress([folder / f"rank{r}" / "progress.jsonl" for r in range(nproc)])
         follow([job], screen, progress, timeout, stall)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -27,8 +28,8 @@ _ANSWER = 5  # seconds that a server gets to fork
 # Variables that Python, torch and the libraries below them read when they start or are loaded, too early for a fork: by
 # their names, as native code reads too. What Python code has read is noted by the server.
 _EARLY = re.compile(
-    r"(PYTHON|TORCH|PYTORCH_|ATEN_|TRITON_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_|NPY_|NVIDIA_"
-    r"|LD_|MALLOC_|GLIBC_|LC_).*|LANG|TZ|.*_NUM_THREADS"
+    r"(PYTHON|TORCH|PYTORCH_|ATEN_|TRITON_|OMP_|GOMP_|KMP_|MKL_|MKLDNN_|DNNL_|ONEDNN_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_"
+    r"|NPY_|NVIDIA_|NVRTC_|CUBLAS|GFORTRAN_|OPENSSL_|LD_|MALLOC_|GLIBC_|LC_).*|LANG|TZ|.*_(NUM_THREADS|FPMATH_MODE)"
 )
 # ... but for those that are read later: threads are set in each rank; the recorder and the groups look when made.
 _LATE = re.compile(r"OMP_NUM_THREADS|TORCH_FR_.*|TORCH_NCCL_.*")
@@ -44,6 +45,8 @@ class Server:
         self._read: set[str] = set()  # and the variables that it has read by then
         self._listening = threading.Lock()
         self._env = environment.clean()
+        self._cwd = os.getcwd()
+        self._inherited = _inherited()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # One thread, in a session of its own, so that an interrupt from a terminal reaches the kernel alone.
         settings = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -70,7 +73,9 @@ class Server:
         return self._process.poll() == 0
 
     def ready(self) -> bool:
-        """Wait until it has loaded torch; False, with the reason in `.error`, if it cannot."""
+        """Wait until it has loaded torch; False, with the reason in `.error`, if it cannot. An interrupt may end the
+        wait; the next goes on with it.
+        """
         with self._listening:
             if self._loaded is None and not self.error:
                 answer = self._first_answer()
@@ -83,7 +88,7 @@ class Server:
     def _first_answer(self) -> dict:
         self._channel.settimeout(PATIENCE)
         try:
-            answer = self._channel.recv(1 << 20)
+            answer = self._channel.recv(1 << 20, socket.MSG_PEEK)  # it stays there for who comes after an interrupt
         except TimeoutError:
             return {"error": f"it has not loaded torch in {PATIENCE} s"}
         if not answer:
@@ -97,10 +102,18 @@ class Server:
                 return name
         return ""
 
+    def outdated(self) -> str:
+        """The name of what the server's processes inherit from the kernel, and the kernel has changed; or ""."""
+        now = _inherited()
+        return next((name for name in now if now[name] != self._inherited[name]), "")
+
     def read_early(self, env: dict[str, str]) -> str:
         """The first variable in which `env` differs from what the server has started with, and which it read then."""
         if not re.fullmatch(r"[1-9]\d*", env["OMP_NUM_THREADS"]):
             return "OMP_NUM_THREADS"
+        folders = env.get("PYTHONPATH", "/").split(os.pathsep)
+        if os.getcwd() != self._cwd and not all(map(os.path.isabs, folders)):
+            return "PYTHONPATH"
         names = sorted(name for name in {*env, *self._env} if env.get(name) != self._env.get(name))
         early = (n for n in names if (n in self._read or _EARLY.fullmatch(n)) and not _LATE.fullmatch(n))
         return next(early, "")
@@ -111,7 +124,7 @@ class Server:
             for entry in sorted(os.listdir(folder)):
                 stem, _, kind = entry.partition(".")
                 file = folder / entry if kind == "py" else folder / entry / "__init__.py"
-                if stem in self._loaded and self._loaded[stem][0] != str(file) and file.exists():
+                if stem in self._loaded and stem != "__main__" and self._loaded[stem][0] != str(file) and file.exists():
                     return entry
         return ""
 
@@ -122,9 +135,9 @@ class Server:
         umask = os.umask(0o077)
         os.umask(umask)
         work = {"folder": str(folder), "env": env, "cwd": os.getcwd(), "umask": umask}
+        request = os.memfd_create("request")  # the environment may hold secrets: it is written into no file
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         lifeline_read, lifeline = os.pipe()
-        request = os.memfd_create("request")  # the environment may hold secrets: it is written into no file
         try:
             os.write(request, json.dumps(work).encode())
             os.lseek(request, 0, os.SEEK_SET)
@@ -140,7 +153,8 @@ class Server:
 
     def close(self) -> None:
         """Have it end once its runs have ended, and wait a moment for that."""
-        self._channel.close()
+        with contextlib.suppress(OSError):  # the learner has closed all descriptors
+            self._channel.close()
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
@@ -169,7 +183,8 @@ class Agent:
             try:
                 self._code = self._hear()["code"]
             except (BlockingIOError, TimeoutError):
-                return None
+                self._code = processes.code_of_zombie(self.pid)  # where the server is stopped and cannot tell
+                return self._code
             except OSError:  # the server is gone, and with it who could tell
                 if processes.alive(self._who):
                     return None
@@ -233,11 +248,39 @@ def server_for(env: dict[str, str], folder: Path) -> tuple[Server | None, str]:
     if name := server.changed():
         drop()
         return None, f"{name} has changed since the server for warm starts has loaded it"
+    if name := server.outdated():
+        drop()
+        return None, f"the {name} of this kernel changed after the server for warm starts had begun"
     if name := server.read_early(env):
         return None, f"{name} is read while Python and torch are being loaded"
     if name := server.hides(folder):
         return None, f"{name} beside the script takes the place of a module that is loaded in a warm start"
+    if error := _no_semaphores():
+        return None, f"torchrun's fork mode needs semaphores, and none can be made: {error}"
     return server, ""
+
+
+def _inherited() -> dict[str, object]:
+    """What processes inherit from this one, but for what each run is given anew."""
+    import resource  # not on Windows, where this file is loaded too
+
+    limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {
+        "user": (os.getresuid(), os.getresgid(), os.getgroups()),
+        "cores": os.sched_getaffinity(0),
+        "priority": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)),
+        "resource limits": [resource.getrlimit(limit) for limit in limits],
+        "signal mask": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    }
+
+
+def _no_semaphores() -> str:
+    """Why POSIX semaphores cannot be made: their file system may be full or may not be there; "" if they can."""
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError as error:
+        return error.strerror
+    return ""
 
 
 def _changed_at(path: str) -> int:

@@ -1,12 +1,16 @@
 """Starting warm: what a forked rank finds is what a fresh one finds, and the server serves, goes cold and ends well."""
 
+import errno
 import importlib
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import psutil
 import pytest
@@ -24,13 +28,18 @@ PROBE = """
 import os
 environment = dict(os.environ)
 import atexit, gc, io, json, locale, logging, multiprocessing, os, resource, signal, socket, sys, tempfile, threading
-import warnings
+import time, warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import torch
 import torch.distributed as dist
 import threadpoolctl
 from ddp_lab import worker
+
+def name_of_a_worker():
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(lambda: threading.current_thread().name).result()
 
 found = {
     "environment": environment, "argv": sys.argv, "name": __name__, "file": __file__, "cwd": os.getcwd(),
@@ -50,6 +59,9 @@ found = {
                 for s in signal.valid_signals() if isinstance(s, signal.Signals)},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "wakeup": signal.set_wakeup_fd(-1),
     "leads": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()), "umask": os.umask(0o077),
+    "new names": (threading.Thread(target=print).name, name_of_a_worker()),
+    "started": 0 < time.time() * 1000 - logging.makeLogRecord({}).created * 1000
+               + logging.makeLogRecord({}).relativeCreated < 60_000,
     "limits": [resource.getrlimit(getattr(resource, n)) for n in sorted(dir(resource)) if n.startswith("RLIMIT_")],
     "cores": sorted(os.sched_getaffinity(0)), "nice": os.nice(0), "comm": open("/proc/self/comm").read(),
     "locale": (locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(False), sys.getfilesystemencoding()),
@@ -115,9 +127,11 @@ def test_training_gives_the_same_to_the_last_bit():
 
 
 DRAWS = """
-import random, numpy, torch
+import multiprocessing, random, numpy, sympy.core.random, torch
 from ddp_lab import worker
-worker.log(torch=torch.rand(1).item(), numpy=numpy.random.rand(), random=random.random(), seed=torch.initial_seed(),
+worker.log(torch=torch.rand(1).item(), numpy=numpy.random.rand(), random=random.random(),
+           sympy=sympy.core.random.rng.random(), key=multiprocessing.current_process().authkey.hex(),
+           seed=torch.initial_seed(),
            model=torch.nn.Linear(1, 1).weight.item())
 """
 
@@ -127,7 +141,7 @@ def test_ranks_that_are_not_seeded_draw_their_own_numbers(tmp_path, is_warm):
     path = script(tmp_path, DRAWS)
     runs = [see(lab.torchrun, path, warm=is_warm).run for _ in range(2)]
     drawn = [rank.records[0] for run in runs for rank in run.ranks]
-    for name in ("torch", "numpy", "random", "seed", "model"):
+    for name in ("torch", "numpy", "random", "sympy", "key", "seed", "model"):
         assert len({one[name] for one in drawn}) == 4, name
 
 
@@ -249,6 +263,8 @@ def why(run_options=None, path="hello"):
         ("LC_ALL", "C.UTF-8"),
         ("TMPDIR", "/var/tmp"),
         ("SYMPY_CACHE_SIZE", "10"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
     ],
 )
 def test_a_variable_that_is_read_too_early_for_a_fork_starts_cold(monkeypatch, name, value):
@@ -273,7 +289,7 @@ def test_other_variables_do_not(monkeypatch, env):
 def warm_or_cold(asked):
     """A stand-in for Job that notes the server it is given, and starts nothing."""
 
-    def job(folder, work, env, ranks, server):
+    def job(folder, work, env, ranks, server, warm_only):
         asked.append(server)
         raise StopIteration
 
@@ -305,6 +321,95 @@ def test_a_file_that_takes_the_place_of_a_loaded_module_starts_cold(tmp_path, na
     with pytest.raises(StopIteration):
         lab.torchrun(path, nproc=1)
     assert asked[0] is None and asked[1] is not None
+
+
+@pytest.mark.parametrize("name", ["__main__.py", "train.py", "random.txt"])
+def test_other_files_beside_the_script_do_not(tmp_path, name, monkeypatch):
+    (tmp_path / name).write_text("")
+    monkeypatch.setattr(torchrun, "Job", warm_or_cold(asked := []))
+    with pytest.raises(StopIteration):
+        lab.torchrun(script(tmp_path, "print('hello')", "run.py"), nproc=1)
+    assert asked[0] is not None
+
+
+@pytest.fixture
+def changed_limit():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_a_server_cannot_pass_on_starts_cold(monkeypatch, changed_limit):
+    monkeypatch.setattr(warm, "drop", lambda: None)  # it is kept: only this test has changed anything
+    line = "cold start: the resource limits of this kernel changed after the server for warm starts had begun"
+    assert why() == line
+
+
+@pytest.mark.parametrize(
+    "name, other",
+    [
+        ("signal mask", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])),
+        ("cores", lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})),
+        ("priority", lambda: os.nice(1)),
+    ],
+)
+def test_what_a_server_cannot_pass_on_is_noticed(name, other):
+    assert why() is None
+    if name == "cores" and len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("needs two cores")
+    told = []
+
+    def change():  # to Linux these belong to a thread, and so end with it
+        told.append(warm._server.outdated())
+        other()
+        told.append(warm._server.outdated())
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    thread.join()
+    assert told == ["", name] and not warm._server.outdated()
+
+
+def test_without_semaphores_it_starts_cold(monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(multiprocessing.get_context("fork"), "Lock", full)
+    assert "needs semaphores, and none can be made: No space left" in why()
+
+
+def test_relative_folders_of_modules_are_those_of_a_fresh_start_and_a_folder_that_has_gone_does_no_harm(
+    tmp_path, monkeypatch
+):
+    warm.drop()
+    for name in ("there", "scripts", "gone", "parts"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "there" / "beside.py").write_text("")
+    path = script(tmp_path / "scripts", "import beside, tempfile; print(tempfile.gettempdir())")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    monkeypatch.setenv("PYTHONPATH", f"there{os.pathsep}{os.environ.get('PYTHONPATH', '')}".strip(os.pathsep))
+    monkeypatch.chdir(tmp_path)
+    assert see(lab.torchrun, path, nproc=1, warm=True).run.ranks[0].stdout == f"{tmp_path / 'gone'}\n"
+    shutil.rmtree(tmp_path / "gone")  # torch has made a folder in it
+    seen = see(lab.torchrun, path, nproc=1, warm=True)
+    assert seen.run.ranks[0].stdout == "/tmp\n"
+    monkeypatch.chdir(tmp_path / "parts")
+    seen = see(lab.torchrun, path, nproc=1)
+    assert "cold start: PYTHONPATH is read while" in seen.text and "No module named 'beside'" in str(seen.error)
+    warm.drop()
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.distributed.distributed_c10d", "ddp_lab.launch.rank"])
+def test_a_module_that_was_changed_since_is_noticed(name):
+    assert why() is None
+    server = warm._server
+    server._loaded[name][1] -= 1
+    assert server.changed() == name
+    server._loaded[name][1] += 1
+    assert not server.changed()
 
 
 def test_a_torch_that_was_changed_since_starts_cold_and_then_warm_again():
@@ -373,6 +478,25 @@ def test_a_server_that_was_killed_is_told_once_and_replaced():
         "cold start: the server for warm starts has gone",
     )
     assert why() is None
+
+
+def test_a_server_that_goes_just_before_a_run_is_told_and_warm_true_is_kept(monkeypatch):
+    assert why() is None
+    gone = warm._server
+    monkeypatch.setattr(torchrun, "_server", lambda *_: gone)
+    gone._process.kill(), gone._process.wait()
+    error = see(lab.torchrun, "hello", nproc=1, warm=True).error
+    assert type(error) is lab.InputError
+    assert str(error).startswith("warm=True: the server for warm starts has gone. Run it again")
+    assert why() == "cold start: the server for warm starts has gone"
+
+
+def test_an_interrupt_while_the_server_loads_takes_nothing_from_the_next_run():
+    assert why() is None
+    warm._server._loaded = None  # as if the interrupt had come behind the answer, and before it was noted
+    warm._server._channel.settimeout(0.1)
+    began = time.monotonic()
+    assert warm._server.ready() and time.monotonic() - began < 1
 
 
 def test_another_system_starts_cold(monkeypatch):
@@ -501,6 +625,20 @@ def test_a_server_that_is_stopped_holds_nobody_up(tmp_path):
     stopping.join()
     assert psutil.Process(server).status() == psutil.STATUS_STOPPED
     assert type(seen.error) is lab.HangError and seen.seconds < 8, seen.seconds
+    os.kill(server, signal.SIGCONT)
+    here.unlink()
+    source = f"""
+        import psutil, time
+        open({str(here)!r}, "w").close()
+        while psutil.Process({server}).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        print("ends well")
+    """
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    seen = see(lab.torchrun, script(tmp_path, source), nproc=1, timeout=20, warm=True)
+    stopping.join()
+    assert seen.error is None and seen.seconds < 8, seen.error
     assert why() == "cold start: the server for warm starts does not answer"
     os.kill(server, signal.SIGKILL)
     assert why() is None
