@@ -2,6 +2,7 @@
 
 import ast
 import math
+from collections import Counter
 
 from ddp_lab.checks.answers import (
     BRING,
@@ -140,8 +141,7 @@ def _to_ddp(answer):
     if not is_run(target) or len(target.ranks) != 1 or not _reads(target.ranks[0]):
         raise NotYet("`target` is to be the run of one_process.py, the cell above your `answer`.")
     ended_well(run, _to_ddp.__doc__)
-    if len(run.ranks) == 1:
-        raise NotYet("the run had 1 rank. Write --nproc 2 in the first line of the cell.")
+    of_ranks(run, 2)
     (aim,), reads = [_reads(rank) for rank in target.ranks], [_reads(rank) for rank in run.ranks]
     tree = script_of(run)
     names = {name for name, _, _ in calls_in(tree)} if tree else None
@@ -149,15 +149,10 @@ def _to_ddp(answer):
     steps = len(aim)
     weights, (wanted,) = series(run, "weights", steps), series(target, "weights", steps)
     _one_model(spread(weights), names)
-    worst = max(abs(value - other) for own in weights for value, other in zip(own, wanted, strict=True))
-    if not worst <= SAME:
-        if worst < 1e-2:
-            raise NotYet(f"the ranks are {worst:.0e} from the target: close, not equal. Did .double() stay everywhere?")
-        raise NotYet(
-            "the ranks agree, and yet differ from the target. Is everything else as it was: rank 0's seed, the rate, "
-            "the mean in the loss?"
-        )
-    if names is not None and not names & {"DistributedDataParallel", "all_reduce"}:
+    worst = _as_the_target(weights[0], wanted)
+    if names is not None and "DistributedDataParallel" not in names:
+        if any(name and BRING.match(name) for name in names):
+            raise NotYet("the weights are right, and averaged by hand. Here the wrap is to do it.")
         raise NotYet("the weights are right, but nothing in the script averages over ranks: there is no wrap.")
     if names is not None and "destroy_process_group" not in names:
         raise NotYet("all numbers are right. One line is missing, the last: leave the group.")
@@ -199,12 +194,16 @@ def _shared_out(aim, reads, names):
             f"in step 0 the ranks read {together} samples together, the target {wanted}. "
             "A loader's batch_size is that of its rank."
         )
+    orders = [sum(own, []) for own in reads]
+    counts = Counter(sum(orders, []))
+    if again := sorted(sample for sample, count in counts.items() if count > 1):
+        raise NotYet(f"{len(again)} samples are read more than once, such as sample {again[0]}: the shares overlap.")
     for step, samples in enumerate(aim):
         read = sorted(sample for own in reads if step < len(own) for sample in own[step])
         if read != sorted(samples):
             why = ""
-            if names is None or "DistributedSampler" in names:
-                why = " DistributedSampler shuffles, unless it is told not to."
+            if any(order != sorted(order) for order in orders):
+                why = " They are shuffled, as DistributedSampler does unless it is told not to."
             raise NotYet(f"in step {step} the ranks read {read}, the target {sorted(samples)}.{why}")
 
 
@@ -213,11 +212,30 @@ def _one_model(apart, names):
     step = first(gap > SAME for gap in apart)
     if step is None:
         return
-    if names is not None and "DistributedDataParallel" not in names:
-        raise NotYet(f"the ranks' weights are apart after step {step}: nothing averages their gradients.")
+    said = f"the ranks' weights are apart after step {step}"
+    if names is None or "DistributedDataParallel" in names:
+        raise NotYet(f"{said}. Is the model wrapped, and does the loss come from the wrapper, not from what is inside?")
+    if any(name and BRING.match(name) for name in names):
+        raise NotYet(f"{said}, and there is no wrap, though something is exchanged. The wrap sends and averages.")
+    raise NotYet(f"{said}: nothing averages their gradients.")
+
+
+def _as_the_target(weights, wanted):
+    """How far the weights, which all ranks have, are from the target's at most; a hint unless they are the same."""
+    gaps = [abs(own - other) for own, other in zip(weights, wanted, strict=True)]
+    step, worst = first(not gap <= SAME for gap in gaps), max(gaps)
+    if step is None:
+        return worst
+    if worst < 1e-3:
+        raise NotYet(f"the ranks are {worst:.0e} from the target: close, not equal. Did .double() stay everywhere?")
+    if step > 0:
+        raise NotYet(
+            f"the ranks have the same weights as the target up to step {step - 1}, and not in step {step}. "
+            "What does a step leave to the next that the target's does not?"
+        )
     raise NotYet(
-        f"the ranks' weights are apart after step {step}, though there is a wrap. "
-        "Does the loss come from the wrapper, or from the model inside?"
+        "the ranks agree, and differ from the target from step 0 on. A sum where the target has a mean (of the loss, "
+        "or over the ranks), another rate, another seed on rank 0?"
     )
 
 

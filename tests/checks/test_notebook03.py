@@ -140,28 +140,55 @@ def target():
 WRAP = "DistributedDataParallel(models.mlp().double())"
 SAMPLER = "sampler = DistributedSampler(dataset, shuffle=False)  # the twin does not shuffle either\n"
 LOADER = "batch_size=4 // dist.get_world_size(), sampler=sampler"
+BARE = "models.mlp().double()"
+SEED = "dist.get_rank())  # as the wrap sends rank 0's weights, each rank may have its own seed"
+OPTIMIZE = "    optimizer.step()\n"
+SUM = "    for p in model.parameters():\n        dist.all_reduce(p.grad)\n"
+BLOCKS = "sampler = range(dist.get_rank() * 8, dist.get_rank() * 8 + 8)\n"
 WRONG_CHANGES = {  # mistake: (edits of the solution, the hint)
     "no wrap": ([(WRAP, "models.mlp().double()")], "apart after step 0: nothing averages their gradients"),
-    "called past the wrapper": ([("model(images)", "model.module(images)")], "Does the loss come from the wrapper"),
+    "called past the wrapper": ([("model(images)", "model.module(images)")], "does the loss come from the wrapper"),
     "no sampler": ([(LOADER, "batch_size=4 // dist.get_world_size()")], "each rank reads all 16 samples. What shares"),
-    "shuffled": ([(", shuffle=False", "")], "DistributedSampler shuffles, unless it is told not to"),
+    "shuffled": ([(", shuffle=False", "")], "They are shuffled, as DistributedSampler does unless it is told not to"),
     "the whole batch size": (
         [("4 // dist.get_world_size()", "4")],
         "in step 0 the ranks read 8 samples together, the tar",
     ),
     "in blocks": (
-        [(SAMPLER, "sampler = range(dist.get_rank() * 8, dist.get_rank() * 8 + 8)\n")],
+        [(SAMPLER, BLOCKS)],
         "in step 0 the ranks read [0, 1, 8, 9], the target [0, 1, 2, 3].",
     ),
     "float32": ([(".double()", "")], "close, not equal. Did .double() stay everywhere?"),
-    "sum for mean": (
-        [("cross_entropy(model(images), labels)", "2 * cross_entropy(model(images), labels)")],
-        "the mean in",
+    "the loss a sum": (
+        [("cross_entropy(model(images), labels)", "cross_entropy(model(images), labels, reduction='sum')")],
+        "differ from the target from step 0 on. A sum where the target has a mean",
     ),
-    "another rate": ([("lr=0.5", "lr=0.1")], "the ranks agree, and yet differ from the target"),
+    "summed by hand": ([(WRAP, BARE), (SEED, "0)"), (OPTIMIZE, SUM + OPTIMIZE)], "A sum where the target has a mean"),
+    "averaged by hand": (
+        [(WRAP, BARE), (SEED, "0)"), (OPTIMIZE, SUM + "        p.grad /= 2\n" + OPTIMIZE)],
+        "right, and averaged by hand. Here the wrap is to do it",
+    ),
+    "weights averaged": (
+        [(WRAP, BARE), (SEED, "0)"), (OPTIMIZE, OPTIMIZE + SUM.replace("grad", "data") + "        p.data /= 2\n")],
+        "right, and averaged by hand. Here the wrap is to do it",
+    ),
+    "averaged by hand, and nothing sent": (
+        [(WRAP, BARE), (OPTIMIZE, SUM + "        p.grad /= 2\n" + OPTIMIZE)],
+        "apart after step 0, and there is no wrap, though something is exchanged",
+    ),
+    "never cleared": ([("    optimizer.zero_grad()\n", "")], "as the target up to step 0, and not in step 1"),
+    "one share for both": (
+        [(SAMPLER, SAMPLER.replace("shuffle", "num_replicas=2, rank=0, shuffle"))],
+        "8 samples are read more than once, such as sample 0",
+    ),
+    "in blocks, beside a sampler": (
+        [(SAMPLER, SAMPLER + BLOCKS)],
+        "in step 0 the ranks read [0, 1, 8, 9], the target [0, 1, 2, 3].",
+    ),
+    "another rate": ([("lr=0.5", "lr=0.1")], "the ranks agree, and differ from the target from step 0 on"),
     "another seed": (
         [("dist.get_rank())  #", "dist.get_rank() + 1)  #")],
-        "the ranks agree, and yet differ from the tar",
+        "the ranks agree, and differ from the target from step 0",
     ),
     "no end": ([("dist.destroy_process_group()", "")], "One line is missing, the last: leave the group"),
     "nothing logged": ([("samples=samples, ", "")], "rank 0 logged no samples"),
@@ -177,7 +204,9 @@ WRONG_CHANGES = {  # mistake: (edits of the solution, the hint)
 @pytest.mark.parametrize("mistake", WRONG_CHANGES)
 def test_each_wrong_change_to_ddp_has_its_own_hint(mistake, target):
     edits, expected = WRONG_CHANGES[mistake]
-    assert expected in hint("03.2", {"target": target, "run": run_cell("ddp_solution.py", *edits)})
+    text = hint("03.2", {"target": target, "run": run_cell("ddp_solution.py", *edits)})
+    assert expected in text
+    assert ("shuffle" in text) == (mistake == "shuffled")
 
 
 def test_the_starter_to_ddp_is_told_what_is_missing(target):
@@ -199,9 +228,10 @@ def test_a_wrapper_under_another_name_is_a_wrapper(target):
     assert lab.check("03.2", {"target": target, "run": run_cell("ddp_solution.py", *alias)}).done
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
-def test_the_solution_to_ddp_is_right_on_any_number_of_ranks_that_divides_the_batch(nproc, target):
-    assert lab.check("03.2", {"target": target, "run": run_cell("ddp_solution.py", nproc=nproc)}).done
+def test_the_solution_to_ddp_is_for_two_ranks(target):
+    assert lab.check("03.2", {"target": target, "run": run_cell("ddp_solution.py")}).done
+    four = run_cell("ddp_solution.py", nproc=4)
+    assert "the run had 4 ranks. Write --nproc 2" in hint("03.2", {"target": target, "run": four})
 
 
 def test_the_targets_numbers_written_down_are_not_done(target, tmp_path):
@@ -271,7 +301,6 @@ LOAD = "if rank == 0:\n    net.load_state_dict(saved)\n"
 FIRST_WRAP = "model = DistributedDataParallel(net)  # sends what rank 0 has loaded\n"
 THAW = "    if step == 3:  # and then both\n        body.requires_grad_(True)\n"
 WRAP_AGAIN = "        model = DistributedDataParallel(net)  # knows the body's parameters, too\n"
-OPTIMIZE = "    optimizer.step()\n"
 SEND = OPTIMIZE + "    for p in net.parameters():\n        dist.broadcast(p.detach(), src=0)\n"
 WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
     "loaded too late": ([(LOAD, ""), (FIRST_WRAP, FIRST_WRAP + LOAD)], "only rank 0 has the saved weights. When does"),
