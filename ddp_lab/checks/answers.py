@@ -32,6 +32,11 @@ def ended_well(run, doc):
     if getattr(run.error, "where", None):
         raise NotYet("the run hung. What one rank calls as a collective, all must call: read where each rank stood.")
     if not run.ok:
+        mark = "Usual cause: "
+        if cause := next((line for line in str(run.error).splitlines() if line.startswith(mark)), None):
+            raise NotYet(
+                f"the run failed: {cause.removeprefix(mark)} What stands under `if rank == 0`, one rank does alone."
+            )
         what = (str(run.error).splitlines() or [type(run.error).__name__])[0]
         raise NotYet(f"the run failed ({what}). Mend that first.")
 

@@ -249,13 +249,16 @@ def _save_once(run):
     if len(run.ranks) == 1:
         raise NotYet("the run had 1 rank. Write --nproc 2 in the first line of the cell.")
     weights = logged(run, "weights")
-    if not all(isinstance(value, (int, float)) for value in weights):
+    if ... in weights:
         raise NotYet("a rank did not log its weights. Leave worker.log(weights=...) where it was, after the loop.")
-    if max(weights) != min(weights):
+    if any(own != weights[0] for own in weights):
         raise NotYet("the ranks' models differ by now. Leave the training as it was.")
     writers = [rank.rank for rank in run.ranks if len(rank.saved)]
     if not writers:
-        raise NotYet('no rank has saved anything. One rank is to call worker.save("checkpoint", ...).')
+        raise NotYet(
+            'no rank has saved anything by worker.save("checkpoint", ...), which one rank is to call. '
+            "A file of your own is not seen here."
+        )
     if len(writers) > 1:
         raise NotYet(f"{named(writers)} have saved, into one file they would write at the same time. One is enough.")
     if writers != [0]:
@@ -274,6 +277,9 @@ def _loads(state, weights):
         raise NotYet(
             "None was saved. consume_prefix_in_state_dict_if_present changes its argument and returns nothing."
         )
+    for name, inner in state.items() if isinstance(state, dict) else ():
+        if isinstance(inner, dict) and any(key.endswith(tuple(LAYERS)) for key in inner):
+            raise NotYet(f"the state dict lies in another dict, as {name}. A model loads it only by itself.")
     if not isinstance(state, dict) or not all(hasattr(value, "shape") for value in state.values()):
         raise NotYet("what was saved is no dict of names and tensors. Save the model's state_dict() itself.")
     if all(name.startswith("module.") for name in state):
@@ -285,12 +291,29 @@ def _loads(state, weights):
     for name, shape in LAYERS.items():
         if tuple(state[name].shape) != shape:
             raise NotYet(f"{name} has the shape {tuple(state[name].shape)}, in a bare mlp() {shape}.")
-    held = sum(float(abs(value.astype("float64")).sum()) for value in state.values())
-    if not math.isclose(held, weights, rel_tol=1e-9):
-        raise NotYet(
-            f"these are not the trained weights: their sizes add up to {held:.3f}, those of the model at the end "
-            f"to {weights:.3f}. When was it saved?"
-        )
+        if state[name].dtype != "float32":
+            raise NotYet(
+                f"{name} is {state[name].dtype}, in a bare mlp() float32. load_state_dict() converts it without a word."
+            )
+    _are_trained(state, weights)
+
+
+def _are_trained(state, weights):
+    """A hint unless the tensors are those of the model at the end, of which the ranks have logged `weights`."""
+    if isinstance(weights, (int, float)):  # their sizes alone
+        held = sum(float(abs(value.astype("float64")).sum()) for value in state.values())
+        if not math.isclose(held, weights, rel_tol=1e-9):
+            raise NotYet(
+                f"these are not the trained weights: their sizes add up to {held:.3f}, those of the model at the end "
+                f"to {weights:.3f}. When was it saved?"
+            )
+        return
+    for name, trained in zip(LAYERS, weights, strict=True):
+        if gap := float(abs(state[name] - trained).max()):
+            raise NotYet(
+                f"{name} is not the trained one: it differs by up to {gap:.2g} from what the model has at the end. "
+                "When was it saved, and what was done to it?"
+            )
 
 
 @exercise("03.4")

@@ -242,25 +242,57 @@ def test_the_targets_numbers_written_down_are_not_done(target, tmp_path):
     assert "nothing in the script averages over ranks" in hint("03.2", {"target": target, "run": run})
 
 
+LOG_WEIGHTS = next(line for line in cell("save.py")[0].splitlines(True) if line.startswith("worker.log(weights="))
+WHOLE = (LOG_WEIGHTS, "worker.log(weights=[p.detach() for p in model.parameters()])\n")
 SAVE = 'if rank == 0:\n    worker.save("checkpoint", model.module.state_dict())\n'
+
+
+def changed(expression):
+    """The solution, with each of the saved tensors p, named n, changed."""
+    return SAVE.replace(
+        "model.module.state_dict()", f"{{n: {expression} for n, p in model.module.state_dict().items()}}"
+    )
+
+
 WRONG_FILES = {  # mistake: (what stands in the solution's place, the hint)
     "nothing": ("", "no rank has saved anything"),
     "of the wrapper": (SAVE.replace(".module", ""), 'the names begin with "module." (module.1.bias)'),
     "by all": ('worker.save("checkpoint", model.module.state_dict())\n', "ranks 0, 1 have saved"),
     "by rank 1": (SAVE.replace("== 0", "== 1"), "rank 1 has saved"),
     "another name": (SAVE.replace("checkpoint", "model"), "it was saved as model. Give it the name checkpoint."),
-    "fresh weights": (SAVE.replace("model.module", "models.mlp()"), "these are not the trained weights"),
+    "fresh weights": (SAVE.replace("model.module", "models.mlp()"), "1.weight is not the trained one"),
     "the model itself": (SAVE.replace(".state_dict()", ""), "the run failed (rank 0"),
     "the optimizer": (SAVE.replace("model.module", "optimizer"), "no dict of names and tensors"),
     "a list": (SAVE.replace("model.module.state_dict()", "[1, 2]"), "no dict of names and tensors"),
-    "in a dict": (SAVE.replace("model.module.state_dict()", '{"model": [1]}'), "no dict of names and tensors"),
+    "something in a dict": (
+        SAVE.replace("model.module.state_dict()", '{"model": [1]}'),
+        "no dict of names and tensors",
+    ),
+    "in another dict": (
+        SAVE.replace("model.module.state_dict()", '{"epoch": 10, "model": model.module.state_dict()}'),
+        "the state dict lies in another dict, as model",
+    ),
+    "a file of one's own": (
+        SAVE.replace(
+            'worker.save("checkpoint", model.module.state_dict())', "torch.save({}, __import__('io').BytesIO())"
+        ),
+        "A file of your own is not seen here",
+    ),
+    "a barrier for one": (SAVE + "    dist.barrier()\n", "rank 1 made fewer collectives than the others"),
+    "half": (SAVE.replace("state_dict", "half().state_dict"), "is float16, in a bare mlp() float32"),
+    "double": (SAVE.replace("state_dict", "double().state_dict"), "is float64, in a bare mlp() float32"),
+    "twice as large": (changed("2 * p"), "1.weight is not the trained one"),
+    "negated": (changed("-p"), "1.weight is not the trained one"),
+    "one layer turned": (changed('p.T if n == "1.weight" else p'), "1.weight is not the trained one"),
+    "one sign": (changed('-p if n == "3.bias" else p'), "3.bias is not the trained one"),
+    "rounded": (changed("p.bfloat16()"), "1.weight is not the trained one: it differs by up to 0.00"),
     "a part": (SAVE.replace("module.state", "module[1].state"), "it lacks 1.weight, 1.bias, 3.weight, 3.bias"),
     "more": (
         SAVE.replace("model.module.state_dict()", 'model.module.state_dict() | {"epoch": torch.ones(1)}'),
         "it has epoch too",
     ),
     "turned": (
-        SAVE.replace("model.module.state_dict()", "{n: p.T for n, p in model.module.state_dict().items()}"),
+        changed("p.T"),
         "3.weight has the shape (64, 10), in a bare mlp() (10, 64)",
     ),
     "what the cure returns": (
@@ -275,15 +307,12 @@ WRONG_FILES = {  # mistake: (what stands in the solution's place, the hint)
 @pytest.mark.parametrize("mistake", WRONG_FILES)
 def test_each_wrong_checkpoint_has_its_own_hint(mistake):
     code, expected = WRONG_FILES[mistake]
-    assert expected in hint("03.3", run_cell("save_solution.py", (SAVE, code)))
-
-
-LOG_WEIGHTS = "worker.log(weights=sum(p.detach().double().abs().sum().item() for p in model.parameters()))\n"
+    assert expected in hint("03.3", run_cell("save_solution.py", (SAVE, code), WHOLE))
 
 
 def test_a_checkpoint_from_before_the_training_and_a_changed_training_are_told():
     early = run_cell("save_solution.py", (SAVE, ""), ("for step in range(10):", SAVE + "for step in range(10):"))
-    assert "these are not the trained weights" in hint("03.3", early)
+    assert "not the trained" in hint("03.3", early)
     bare = run_cell("save_solution.py", ("DistributedDataParallel(models.mlp())", "models.mlp()"), (".module", ""))
     assert "the ranks' models differ by now" in hint("03.3", bare)
     assert "did not log its weights" in hint("03.3", run_cell("save_solution.py", (LOG_WEIGHTS, "")))
