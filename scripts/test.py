@@ -4,6 +4,7 @@
     python3 scripts/test.py                 everything but what is long by nature
     python3 scripts/test.py --fast          without the browser
     python3 scripts/test.py --slow          with what is long by nature
+    python3 scripts/test.py -n 0            one test after the other
     python3 scripts/test.py tests/test_setup.py -k port --junitxml report.xml
 
 What is not known here goes on to pytest. Tests that are left out or skipped are listed at the end; with
@@ -22,6 +23,9 @@ from pathlib import Path
 
 import _setup
 from _setup import ROOT, say
+
+SIDE_BY_SIDE = 2
+"""Processes that run tests. Each starts runs of two ranks and more, so that more would be in each other's way."""
 
 PYTEST = {0: 0, 4: 2}  # pytest's exit codes that do not mean "something failed"; 4: it did not know an option
 
@@ -78,9 +82,13 @@ def pytest_command(options, rest):
     wanted = [f"({options.marker})"] if options.marker else []
     wanted += [] if options.slow else ["not slow"]
     wanted += ["not browser"] if options.fast else []
-    tests = [] if selects(rest) else [str(ROOT / "tests"), str(ROOT / "notebooks")]
+    tests, side_by_side = [], []
+    if not selects(rest):
+        tests = [str(ROOT / "tests"), str(ROOT / "notebooks")]
+        # The tests wait half of their time, for limits and ends; a file's tests stay together, as does what they share.
+        side_by_side = ["-n", str(SIDE_BY_SIDE), "--dist", "loadfile", "--no-loadscope-reorder"]
     return [str(_setup.python()), "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}",
-            "--nbmake", "-m", " and ".join(wanted), *rest, *tests]
+            "--nbmake", "-m", " and ".join(wanted), *side_by_side, *rest, *tests]
 
 
 def survivors(mark):

@@ -1,6 +1,9 @@
-"""How the tests are selected, ordered and reported: nothing is left out or skipped without being named."""
+"""How the tests are selected, ordered and reported: nothing is left out or skipped without being named, and no notebook
+passes hollow. Under pytest-xdist the workers run the tests, and what they have left out comes to the one that reports.
+"""
 
 import fnmatch
+import json
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 allowed = {}  # what allowed_skips.txt says: pattern -> reason
 left_out, skipped = {}, {}  # name of a test -> why; name -> (why, whether it needs a GPU)
+notebooks = []  # the files of those that have passed
 
 
 def read_allowed(text):
@@ -37,7 +41,19 @@ def ci_forbids():
     return forbidden(skipped, allowed)
 
 
+class Noting:
+    """A plugin of its own: a conftest.py hears of the tests in its folder alone, and the notebooks stand in another."""
+
+    def pytest_runtest_logreport(self, report):
+        if report.skipped and not hasattr(report, "wasxfail"):
+            skipped[report.nodeid] = reason_of(report), "gpu" in report.keywords
+        file = report.nodeid.split("::")[0]
+        if file.endswith(".ipynb") and report.when == "call" and report.passed:
+            notebooks.append(file)
+
+
 def pytest_sessionstart(session):
+    session.config.pluginmanager.register(Noting())
     try:
         allowed.update(read_allowed((HERE / "allowed_skips.txt").read_text()))
     except ValueError as error:
@@ -45,27 +61,19 @@ def pytest_sessionstart(session):
     os.chdir(HERE.parent)  # wherever the command was called from; pytest has resolved its own paths by now
 
 
-def pytest_collection_modifyitems(items):
-    # Unit tests first, as they are quick to tell; then the notebooks, the browser, and what sums up all runs.
+def pytest_collection_modifyitems(config, items):
+    # Unit tests first, as they are quick to tell; then the notebooks and the browser. Side by side the other way round,
+    # so that no worker begins with what is longest when the other has nothing left.
     def rank(item):
-        return (item.path.name.startswith("test_zz"), bool(item.get_closest_marker("browser")),
-                item.path.suffix == ".ipynb")
+        return bool(item.get_closest_marker("browser")), item.path.suffix == ".ipynb", "launch" in item.path.parts
 
-    items.sort(key=rank)
+    items.sort(key=rank, reverse=hasattr(config, "workerinput"))
 
 
 def pytest_deselected(items):
     for item in items:
         why = [mark for mark in ("slow", "browser", "gpu") if item.get_closest_marker(mark)]
         left_out[item.nodeid] = " and ".join(why) or "not selected"
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail"):
-        skipped[item.nodeid] = reason_of(report), bool(item.get_closest_marker("gpu"))
-    return report
 
 
 def pytest_collectreport(report):
@@ -77,13 +85,36 @@ def reason_of(report):
     return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def hollow(root):
+    """What the ledger of this session lacks of the notebooks that have passed, one line each."""
+    if not notebooks or "DDP_LAB_LEDGER" not in os.environ:
+        return []
+    import nbformat
+    from hollow import complaints
+
+    ledger = Path(os.environ["DDP_LAB_LEDGER"])
+    events = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    found = []
+    for file in notebooks:
+        own = [event for event in events if event["notebook"] == Path(file).stem]
+        found += [f"{file}: {line}" for line in complaints(nbformat.read(root / file, 4), own)]
+    return found
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
-    if exitstatus == 0 and ci_forbids():
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = left_out
+    elif exitstatus == 0 and (ci_forbids() or hollow(session.config.rootpath)):
         session.exitstatus = 1
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     by_reason = defaultdict(list)
     for name, why in left_out.items():
         if why != "not selected":  # by -k and the like: whoever wrote that knows
@@ -94,8 +125,11 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section(f"{len(names)} {reason}")
         for name in names:
             terminalreporter.line(name)
-    bad = ci_forbids()
-    if bad:
-        terminalreporter.section("skips that CI does not allow", red=True)
-        for name in bad:
-            terminalreporter.line(name)
+    for title, lines in {
+        "skips that CI does not allow": ci_forbids(),
+        "notebooks that have passed hollow": hollow(config.rootpath),
+    }.items():
+        if lines:
+            terminalreporter.section(title, red=True)
+            for line in lines:
+                terminalreporter.line(line)

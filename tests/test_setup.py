@@ -19,6 +19,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -593,9 +594,15 @@ def test_what_it_does_not_know_goes_on_to_pytest(tmp_path, monkeypatch):
     assert pytest_words(*argv)[-7:] == [*argv, str(ROOT / "tests"), str(ROOT / "notebooks")]
 
 
+def test_one_after_the_other_can_be_had():
+    words = pytest_words("-n", "0")
+    assert [words[i + 1] for i, word in enumerate(words) if word == "-n"][-1] == "0"  # pytest takes the last
+
+
 def test_named_tests_alone_are_run():
     assert pytest_words(f"{__file__}::test_named_tests_alone_are_run", "-x")[-2:] == [
         f"{__file__}::test_named_tests_alone_are_run", "-x"]
+    assert "-n" not in pytest_words(__file__)
 
 
 def test_a_process_that_a_test_left_is_named_and_ended(monkeypatch):
@@ -631,15 +638,17 @@ def test_long(): pass
 """
 
 
-def manners(tmp_path, ci="true", allowed=""):
+def manners(tmp_path, *options, ci="true", allowed=""):
     """Runs the tests above under this conftest.py; (exit code, output's lines)."""
     (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    for name in ("conftest.py", "hollow.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "tests" / "allowed_skips.txt").write_text(allowed)
     (tmp_path / "tests" / "test_some.py").write_text(MANNERS)
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "CI": ci}, capture_output=True, text=True)
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", *options]
+    env = {**os.environ, "CI": ci, "DDP_LAB_LEDGER": str(tmp_path / "ledger.jsonl")}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
     return done.returncode, (done.stdout or done.stderr).splitlines()
 
 
@@ -653,6 +662,30 @@ def test_ci_forbids_a_skip_and_names_it_above_pytests_own_last_line(tmp_path):
 
 def test_ci_allows_skips_of_gpu_tests_and_those_listed_with_a_reason(tmp_path):
     assert manners(tmp_path, allowed="tests/*::test_skips: no browser in that image\n")[0] == 0
+
+
+def test_side_by_side_the_same_is_told(tmp_path):
+    code, lines = manners(tmp_path, "-n", "2")
+    assert code == 1
+    where = next(i for i, line in enumerate(lines) if "CI does not allow" in line)
+    assert list(filter(None, lines[where + 1:-1])) == ["tests/test_some.py::test_skips"]
+    where = next(i for i, line in enumerate(lines) if "left out (slow)" in line)
+    assert lines[where + 1] == "tests/test_some.py::test_long"
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "side by side"])
+def test_a_notebook_that_has_passed_hollow_fails_the_session(tmp_path, options):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
+    notebook.metadata = {"ddp_lab": {"runs": 2}, "kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(notebook, tmp_path / "07_it.ipynb")
+    code, lines = manners(tmp_path, "--nbmake", "07_it.ipynb", "-m", "not slow", *options, ci="")
+    assert code == 1
+    where = next(i for i, line in enumerate(lines) if "have passed hollow" in line)
+    assert lines[where + 1] == "07_it.ipynb: 0 runs were started, its metadata says 2"
+    notebook.metadata["ddp_lab"]["runs"] = 0
+    nbformat.write(notebook, tmp_path / "07_it.ipynb")
+    shutil.rmtree(tmp_path / "tests")
+    assert manners(tmp_path, "--nbmake", "07_it.ipynb", *options, ci="")[0] == 0
 
 
 def test_outside_ci_skips_pass_and_are_named_with_their_reason(tmp_path):

@@ -29,7 +29,7 @@ _ANSWER = 5  # seconds that a server gets to fork
 # their names, as native code reads too. What Python code has read is noted by the server.
 _EARLY = re.compile(
     r"(PYTHON|TORCH|PYTORCH_|ATEN_|TRITON_|OMP_|GOMP_|KMP_|MKL_|MKLDNN_|DNNL_|ONEDNN_|OPENBLAS_|GOTO_|BLIS_|NUMEXPR_"
-    r"|NPY_|NVIDIA_|NVRTC_|CUBLAS|GFORTRAN_|OPENSSL_|LD_|MALLOC_|GLIBC_|LC_).*|LANG|TZ|.*_(NUM_THREADS|FPMATH_MODE)"
+    r"|NPY_|NVIDIA_|NVRTC_|CUBLAS|GFORTRAN_|OPENSSL_|LD_|MALLOC_|GLIBC_|LC_).*|LANG|TZ|.*_NUM_THREADS"
 )
 # ... but for those that are read later: threads are set in each rank; the recorder and the groups look when made.
 _LATE = re.compile(r"OMP_NUM_THREADS|TORCH_FR_.*|TORCH_NCCL_.*")
