@@ -327,6 +327,7 @@ def test_names_put_right_by_hand_and_a_starter_without_an_answer():
 
 
 LOAD = "if rank == 0:\n    net.load_state_dict(saved)\n"
+FREEZE = "body.requires_grad_(False)  # at first the head alone\n"
 FIRST_WRAP = "model = DistributedDataParallel(net)  # sends what rank 0 has loaded\n"
 THAW = "    if step == 3:  # and then both\n        body.requires_grad_(True)\n"
 WRAP_AGAIN = "        model = DistributedDataParallel(net)  # knows the body's parameters, too\n"
@@ -342,7 +343,23 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
         [(THAW + WRAP_AGAIN, ""), ("requires_grad_(False)", "requires_grad_(True)")],
         "stay frozen until",
     ),
-    "never thawed": ([(THAW + WRAP_AGAIN, "")], "the body is no longer trained"),
+    "never thawed": ([(THAW + WRAP_AGAIN, "")], "step 3 leaves the body as it was. It is to be trained from step 3 on"),
+    "thawed a step late": (
+        [("if step == 3:", "if step == 4:")],
+        "step 3 leaves the body as it was. It is to be trained from step 3 on",
+    ),
+    "trained late": (
+        [("    optimizer.step()", "    if step >= 3: optimizer.step()")],
+        "step 0 leaves the head as it was. It is to be trained from step 0 on",
+    ),
+    "the head frozen with the body": (
+        [(WRAP_AGAIN, "        head.requires_grad_(False)\n" + WRAP_AGAIN)],
+        "step 3 leaves the head as it was. It is to be trained from step 0 on",
+    ),
+    "frozen after the wrap": (
+        [(FREEZE, ""), (FIRST_WRAP, FIRST_WRAP + FREEZE)],
+        "has had no gradient for a parameter on its list. Which was frozen, and when?",
+    ),
     "fewer steps": ([("range(6)", "range(5)")], "logged body in 5 of the 6 steps"),
 }
 
@@ -357,7 +374,7 @@ RIGHT_REPAIRS = {
     "loaded by all": [(LOAD, "net.load_state_dict(saved)\n")],
     "loaded by all, after the wrap": [(LOAD, ""), (FIRST_WRAP, FIRST_WRAP + "net.load_state_dict(saved)\n")],
     "told of unused parameters": [
-        ("body.requires_grad_(False)  # at first the head alone\n", ""),
+        (FREEZE, ""),
         (FIRST_WRAP, "model = DistributedDataParallel(net, find_unused_parameters=True)\nbody.requires_grad_(False)\n"),
         (WRAP_AGAIN, ""),
     ],
