@@ -46,7 +46,8 @@ def of_ranks(run, number, or_more=False):
     count = len(run.ranks)
     if count < number or (count > number and not or_more):
         ranks = "1 rank" if count == 1 else f"{count} ranks"
-        raise NotYet(f"the run had {ranks}. Write --nproc {number} in the first line of the cell.")
+        what = f"Write --nproc {number} in the cell's first line, or nproc={number} in lab.torchrun."
+        raise NotYet(f"the run had {ranks}. {what}")
 
 
 def series(run, name, steps):

@@ -21,9 +21,8 @@ from ddp_lab.checks.answers import (
 from ddp_lab.checks.verdict import NotYet, exercise
 
 SAME = 1e-9  # what the scripts compute in float64 rounds far below, and every mistake moves more
-
-
 RATE = 0.25  # of 03.1
+LAYERS = {"1.weight": (64, 64), "1.bias": (64,), "3.weight": (10, 64), "3.bias": (10,)}  # of models.mlp(), for 03.3
 
 
 @exercise("03.1")
@@ -237,9 +236,6 @@ def _as_the_target(weights, wanted):
         "the ranks agree, and differ from the target from step 0 on. A sum where the target has a mean (of the loss, "
         "or over the ranks), another rate, another seed on rank 0?"
     )
-
-
-LAYERS = {"1.weight": (64, 64), "1.bias": (64,), "3.weight": (10, 64), "3.bias": (10,)}  # of models.mlp()
 
 
 @exercise("03.3")
