@@ -51,7 +51,7 @@ print("torch" in sys.modules)
     assert python(code) == "False"
 
 
-@pytest.mark.parametrize("name", lab.__all__)
+@pytest.mark.parametrize("name", sorted(lab.__all__))
 def test_a_public_name_is_there_and_says_what_it_is(name):
     thing = getattr(lab, name)
     assert thing.__doc__ and thing.__doc__.strip()
