@@ -139,10 +139,10 @@ worker.log(torch=torch.rand(1).item(), numpy=numpy.random.rand(), random=random.
 @pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
 def test_ranks_that_are_not_seeded_draw_their_own_numbers(tmp_path, is_warm):
     path = script(tmp_path, DRAWS)
-    runs = [see(lab.torchrun, path, warm=is_warm).run for _ in range(2)]
+    runs = [see(lab.torchrun, path, warm=is_warm).run for _ in range(2 if is_warm else 1)]
     drawn = [rank.records[0] for run in runs for rank in run.ranks]
     for name in ("torch", "numpy", "random", "sympy", "key", "seed", "model"):
-        assert len({one[name] for one in drawn}) == 4, name
+        assert len({one[name] for one in drawn}) == len(drawn) >= 2, name
 
 
 PROCESSES = """
@@ -609,7 +609,7 @@ def test_when_the_server_is_killed_its_runs_end_and_the_kernel_goes_on(tmp_path)
         assert "ok" in it.run("print('ok' if lab.torchrun('hello', show='none').ok else 'no')")
 
 
-def test_a_server_that_is_stopped_holds_nobody_up(tmp_path):
+def test_a_server_that_is_stopped_holds_nobody_up(tmp_path, monkeypatch):
     here = tmp_path / "here"
     path = script(tmp_path, f"open({str(here)!r}, 'w').close()\n{ASLEEP}")
     assert why() is None
@@ -639,6 +639,7 @@ def test_a_server_that_is_stopped_holds_nobody_up(tmp_path):
     seen = see(lab.torchrun, script(tmp_path, source), nproc=1, timeout=20, warm=True)
     stopping.join()
     assert seen.error is None and seen.seconds < 8, seen.error
+    monkeypatch.setattr(warm, "_ANSWER", 0.5)
     assert why() == "cold start: the server for warm starts does not answer"
     os.kill(server, signal.SIGKILL)
     assert why() is None
