@@ -24,6 +24,7 @@ PATIENCE = 120
 """Seconds that a server gets to load torch."""
 
 _ANSWER = 5  # seconds that a server gets to fork
+_SERVER_MOMENT = 0.5  # ... and to tell that an agent has ended
 
 # Variables that Python, torch and the libraries below them read when they start or are loaded, too early for a fork: by
 # their names, as native code reads too. What Python code has read is noted by the server.
@@ -179,18 +180,24 @@ class Agent:
     def wait(self, timeout: float) -> int | None:
         """As poll(), once it has ended, or after the timeout (seconds)."""
         if self._code is None:
-            self._status.settimeout(timeout)
-            try:
-                self._code = self._hear()["code"]
-            except (BlockingIOError, TimeoutError):
-                self._code = processes.code_of_zombie(self.pid)  # where the server is stopped and cannot tell
-                return self._code
-            except OSError:  # the server is gone, and with it who could tell
-                if processes.alive(self._who):
-                    return None
-                self._code = -signal.SIGKILL
-            self._status.close()
+            self._code = self._told(timeout)
+            if self._code is None and (ended := processes.code_of_zombie(self.pid)) is not None:
+                # The server is about to wait for it and tell, unless it is stopped.
+                told = self._told(_SERVER_MOMENT)
+                self._code = ended if told is None else told
+            if self._code is not None:
+                self._status.close()
         return self._code
+
+    def _told(self, timeout: float) -> int | None:
+        """The exit code as the server tells it; None if it does not within the timeout."""
+        self._status.settimeout(timeout)
+        try:
+            return self._hear()["code"]
+        except (BlockingIOError, TimeoutError):
+            return None
+        except OSError:  # the server is gone, and with it who could tell
+            return None if processes.alive(self._who) else -signal.SIGKILL
 
     def kill(self) -> None:
         """End it by SIGKILL; it is gone afterwards, also where the server that should tell so is stopped."""
