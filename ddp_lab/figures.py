@@ -195,7 +195,7 @@ def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one p
         axes.minorticks_off()
         axes.set_yticks(range(len(runs)), list(runs))
         shaded = f"shaded: rounding, up to {rounding:.0e}; left edge: exactly 0"
-        axes.set_xlabel(f"largest difference of any rank in a step, log scale\n({shaded})")
+        axes.set_xlabel(f"largest difference of a rank from the twin, a dot for each step, log scale\n({shaded})")
         above = {"xycoords": axes.transAxes, "textcoords": "offset points", "va": "bottom", "fontsize": 9}
         axes.annotate("last step", (1.01, 1), (0, 1), **above)
     return figure

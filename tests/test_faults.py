@@ -305,6 +305,16 @@ def test_unfrozen_after_wrap_cured():
     assert bodies[0] == bodies[2] != bodies[3]  # it was frozen, and then trained
 
 
+def test_cast_after_wrap():
+    run = faulty("cast_after_wrap")
+    assert run.ok and [apart(step) for step in of_ranks(run, "gradient")] == [True] * 5
+
+
+def test_cast_after_wrap_cured():
+    gradients = of_ranks(cured("cast_after_wrap"), "gradient")
+    assert len(gradients) == 5 and all(equal(step) for step in gradients)
+
+
 def test_weights_loaded_on_one_rank():
     run = faulty("weights_loaded_on_one_rank")
     assert all(equal(step) for step in of_ranks(run, "gradient"))
