@@ -2,6 +2,7 @@
 
 import ast
 import math
+import re
 from collections import Counter
 
 from ddp_lab.checks.answers import (
@@ -28,6 +29,11 @@ LAYERS = {"1.weight": (64, 64), "1.bias": (64,), "3.weight": (10, 64), "3.bias":
 @exercise("03.1")
 def _average_by_hand(run):
     """The answer is the run of your cell on 3 ranks: `lab.check("03.1", answer)`."""
+    spots = getattr(getattr(run, "error", None), "where", None) or []
+    if [spot["rank"] for spot in spots if spot.get("collective") == "broadcast"] == [0]:
+        raise NotYet(
+            "the run hung: rank 0 alone waits in a broadcast. broadcast is called by all ranks: src says who sends."
+        )
     ended_well(run, _average_by_hand.__doc__)
     of_ranks(run, 3)
     tree = script_of(run)
@@ -147,11 +153,11 @@ def _to_ddp(answer):
     _shared_out(aim, reads, names)
     steps = len(aim)
     weights, (wanted,) = series(run, "weights", steps), series(target, "weights", steps)
-    _one_model(spread(weights), names)
+    _one_model(spread(weights), names, tree)
     worst = _as_the_target(weights[0], wanted)
     if names is not None and "DistributedDataParallel" not in names:
         if any(name and BRING.match(name) for name in names):
-            raise NotYet("the weights are right, and averaged by hand. Here the wrap is to do it.")
+            _by_hand()
         raise NotYet("the weights are right, but nothing in the script averages over ranks: there is no wrap.")
     if names is not None and "destroy_process_group" not in names:
         raise NotYet("all numbers are right. One line is missing, the last: leave the group.")
@@ -203,20 +209,90 @@ def _shared_out(aim, reads, names):
             why = ""
             if any(order != sorted(order) for order in orders):
                 why = " They are shuffled, as DistributedSampler does unless it is told not to."
+            elif all(own in (everything[: len(own)], everything[-len(own) :]) for own in orders):
+                why = (
+                    " In each step the ranks together must read what the twin reads in that step: "
+                    "contiguous shares of the data set do not give that."
+                )
             raise NotYet(f"in step {step} the ranks read {read}, the target {sorted(samples)}.{why}")
 
 
-def _one_model(apart, names):
+def _by_hand():
+    raise NotYet("the weights are right, and averaged by hand. Here the wrap is to do it.")
+
+
+def _one_model(apart, names, tree):
     """A hint unless the ranks have the same weights in every step."""
     step = first(gap > SAME for gap in apart)
     if step is None:
         return
     said = f"the ranks' weights are apart after step {step}"
     if names is None or "DistributedDataParallel" in names:
+        if tree and (line := _cast_after_the_wrap(tree)):
+            raise NotYet(f"{said}: in line {line} the model is cast or moved after the wrap, which does not follow it.")
         raise NotYet(f"{said}. Is the model wrapped, and does the loss come from the wrapper, not from what is inside?")
     if any(name and BRING.match(name) for name in names):
         raise NotYet(f"{said}, and there is no wrap, though something is exchanged. The wrap sends and averages.")
     raise NotYet(f"{said}: nothing averages their gradients.")
+
+
+CAST = ("double", "float", "half", "bfloat16", "to", "type")
+SAME_MODEL = (*CAST, "train", "eval", "requires_grad_")  # methods of a model that return it
+
+
+def _start(node):
+    return node.lineno, node.col_offset
+
+
+def _end(node):
+    return node.end_lineno, node.end_col_offset
+
+
+def _wraps(tree):
+    """The calls of DistributedDataParallel."""
+    return [call for name, call, _ in calls_in(tree) if name == "DistributedDataParallel"]
+
+
+def _model_of(node):
+    """`model`, of `model.train().double()`."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SAME_MODEL:
+        node = node.func.value
+    return node
+
+
+def _bindings(tree):
+    """[(name, what it is bound to)], in the order of the script; a name may have dots."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) and node.value:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [(ast.unparse(target), node.value) for target in targets]
+    return sorted(found, key=lambda bound: _start(bound[1]))
+
+
+def _wrapped(wrap):
+    """What this wrap was given, None if that cannot be told."""
+    given = wrap.args[:1] or [keyword.value for keyword in wrap.keywords if keyword.arg == "module"]
+    return _model_of(given[0]) if given else None
+
+
+def _cast_after_the_wrap(tree):
+    """The line of a cast or move of a wrapped model; None without one, or if a model is called past its wrapper."""
+    wraps, calls, bindings = _wraps(tree), calls_in(tree), _bindings(tree)
+    for wrap in wraps:
+        outer = {name for name, value in bindings if _model_of(value) is wrap}
+        given = _wrapped(wrap)
+        inner = {ast.unparse(given)} if isinstance(given, (ast.Name, ast.Attribute)) else set()
+        past = inner - outer | {f"{name}.module" for name in outer}
+        later = [(name, call) for name, call, _ in calls if _end(call) > _end(wrap)]
+        if any(_start(call) > _end(wrap) and ast.unparse(call.func) in past for _, call in later):
+            return None
+        for name, call in later:
+            if name in CAST and isinstance(call.func, ast.Attribute):
+                model = _model_of(call.func.value)
+                if model is wrap or (_start(model) > _end(wrap) and ast.unparse(model) in outer | past):
+                    return call.end_lineno
+    return None
 
 
 def _as_the_target(weights, wanted):
@@ -339,4 +415,28 @@ def _silent_faults(run):
     for name, layer, begin in (("head", head, 0), ("body", body, 3)):
         if (step := first(layer[0][step + 1] == layer[0][step] for step in range(begin, 5))) is not None:
             raise NotYet(f"step {begin + step} leaves the {name} as it was. It is to be trained from step {begin} on.")
+    if tree := script_of(run):
+        _wrapped_well(tree)
     return "the ranks begin with the saved weights and are 0 apart in all 6 steps, body and head."
+
+
+def _wrapped_well(tree):
+    """A hint if a wrapper is wrapped, or the gradients are averaged without the wrap."""
+    wraps, bindings = _wraps(tree), _bindings(tree)
+    for wrap in wraps:
+        given = _wrapped(wrap)
+        if isinstance(given, (ast.Name, ast.Attribute)):
+            before = [value for name, value in bindings if name == ast.unparse(given) and _end(value) < _start(wrap)]
+            given = _model_of(before[-1]) if before else given
+        if any(given is other for other in wraps):
+            raise NotYet(
+                f"the numbers are right, but line {wrap.lineno} puts a wrapper round a wrapper. "
+                "Which module did the first wrapper get?"
+            )
+    grads = {name for name, value in bindings if re.search(r"\.grad(\.data|\.detach\(\))?$", ast.unparse(value))}
+    for name, call, _ in calls_in(tree):
+        if not name or not (BRING.match(name) or name == "broadcast") or ("gather" in name and len(wraps) > 1):
+            continue  # who wraps again and gathers only compares
+        given = [ast.unparse(value) for value in (*call.args, *(keyword.value for keyword in call.keywords))]
+        if any(value in grads or re.search(r"\.grad\b", value) for value in given):
+            _by_hand()

@@ -4,6 +4,7 @@ import pytest
 from answering import Cells, early_exit, hint, made_up_run
 
 import ddp_lab as lab
+from ddp_lab.launch.failures import HangError
 
 CELLS = Cells("03_ddp_setup.ipynb")
 cell, run_cell = CELLS.script, CELLS.run
@@ -132,6 +133,19 @@ def test_an_average_computed_without_the_other_ranks_is_not_done(tmp_path):
     assert lab.check("03.1", by_the_book("dist.all_gather(all, mine)\n", tmp_path)).done
 
 
+def hung(*collectives):
+    spots = [{"rank": rank, "collective": name} for rank, name in enumerate(collectives)]
+    return made_up_run([[] for _ in spots], error=HangError("no sign of life", where=spots))
+
+
+def test_a_broadcast_that_rank_0_alone_calls_is_told_as_one():
+    """What a real run reports of `if rank == 0: dist.broadcast(...)`."""
+    text = hint("03.1", hung("broadcast", "all_reduce", "all_reduce"))
+    assert "broadcast is called by all ranks: src says who sends" in text
+    assert "src says" not in hint("03.1", hung("all_reduce", "barrier", "barrier"))
+    assert "src says" not in hint("03.1", hung("broadcast", "broadcast", None))
+
+
 @pytest.fixture(scope="module")
 def target():
     return run_cell("one_process.py")
@@ -145,9 +159,28 @@ SEED = "dist.get_rank())  # as the wrap sends rank 0's weights, each rank may ha
 OPTIMIZE = "    optimizer.step()\n"
 SUM = "    for p in model.parameters():\n        dist.all_reduce(p.grad)\n"
 BLOCKS = "sampler = range(dist.get_rank() * 8, dist.get_rank() * 8 + 8)\n"
+CAST = "the model is cast or moved after the wrap, which does not follow it"
 WRONG_CHANGES = {  # mistake: (edits of the solution, the hint)
     "no wrap": ([(WRAP, "models.mlp().double()")], "apart after step 0: nothing averages their gradients"),
     "called past the wrapper": ([("model(images)", "model.module(images)")], "does the loss come from the wrapper"),
+    "cast after the wrap": ([(WRAP, "DistributedDataParallel(models.mlp()).double()")], CAST),
+    "cast on a later line": (
+        [(WRAP, "DistributedDataParallel(models.mlp())\nmodel = model.to(torch.float64)")],
+        CAST,
+    ),
+    "the inner model cast after the wrap": (
+        [(f"model = {WRAP}", "net = models.mlp()\nmodel = DistributedDataParallel(net).train()\nnet.double()")],
+        CAST,
+    ),
+    "cast before the wrap, and called past it": (
+        [(f"model = {WRAP}", "model = models.mlp()\nmodel.double()\nmodel = DistributedDataParallel(model.double())")]
+        + [("model(images)", "model.module(images)")],
+        "does the loss come from the wrapper",
+    ),
+    "moved to where it is, and called past the wrapper": (
+        [(WRAP, WRAP + '.to("cpu")'), ("model(images)", "model.module(images)")],
+        "does the loss come from the wrapper",
+    ),
     "no sampler": ([(LOADER, "batch_size=4 // dist.get_world_size()")], "each rank reads all 16 samples. What shares"),
     "shuffled": ([(", shuffle=False", "")], "They are shuffled, as DistributedSampler does unless it is told not to"),
     "the whole batch size": (
@@ -156,7 +189,7 @@ WRONG_CHANGES = {  # mistake: (edits of the solution, the hint)
     ),
     "in blocks": (
         [(SAMPLER, BLOCKS)],
-        "in step 0 the ranks read [0, 1, 8, 9], the target [0, 1, 2, 3].",
+        "[0, 1, 8, 9], the target [0, 1, 2, 3]. In each step the ranks together must read what the twin reads in that",
     ),
     "float32": ([(".double()", "")], "close, not equal. Did .double() stay everywhere?"),
     "the loss a sum": (
@@ -183,7 +216,7 @@ WRONG_CHANGES = {  # mistake: (edits of the solution, the hint)
     ),
     "in blocks, beside a sampler": (
         [(SAMPLER, SAMPLER + BLOCKS)],
-        "in step 0 the ranks read [0, 1, 8, 9], the target [0, 1, 2, 3].",
+        "[0, 1, 8, 9], the target [0, 1, 2, 3]. In each step the ranks together must read what the twin reads in that",
     ),
     "another rate": ([("lr=0.5", "lr=0.1")], "the ranks agree, and differ from the target from step 0 on"),
     "another seed": (
@@ -332,6 +365,9 @@ FIRST_WRAP = "model = DistributedDataParallel(net)  # sends what rank 0 has load
 THAW = "    if step == 3:  # and then both\n        body.requires_grad_(True)\n"
 WRAP_AGAIN = "        model = DistributedDataParallel(net)  # knows the body's parameters, too\n"
 SEND = OPTIMIZE + "    for p in net.parameters():\n        dist.broadcast(p.detach(), src=0)\n"
+LOG = "    gradient = "
+BODY_MEAN = "        dist.all_reduce(body.weight.grad)\n        body.weight.grad /= 2\n"
+NAMED_MEAN = BODY_MEAN.replace("body.weight.grad", "grad")
 WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
     "loaded too late": ([(LOAD, ""), (FIRST_WRAP, FIRST_WRAP + LOAD)], "only rank 0 has the saved weights. When does"),
     "not wrapped again": ([(WRAP_AGAIN, "")], "equal up to step 3, and"),
@@ -360,6 +396,18 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
         [(FREEZE, ""), (FIRST_WRAP, FIRST_WRAP + FREEZE)],
         "has had no gradient for a parameter on its list. Which was frozen, and when?",
     ),
+    "a wrapper round the wrapper": (
+        [(WRAP_AGAIN, "        model = DistributedDataParallel(model)\n")],
+        "puts a wrapper round a wrapper. Which module did the first wrapper get?",
+    ),
+    "averaged by hand": (
+        [(WRAP_AGAIN, ""), (LOG, "    if step >= 3:\n" + BODY_MEAN + LOG)],
+        "right, and averaged by hand. Here the wrap is to do it",
+    ),
+    "averaged by hand, under another name": (
+        [(WRAP_AGAIN, ""), (LOG, "    if step >= 3:\n        grad = body.weight.grad\n" + NAMED_MEAN + LOG)],
+        "right, and averaged by hand. Here the wrap is to do it",
+    ),
     "fewer steps": ([("range(6)", "range(5)")], "logged body in 5 of the 6 steps"),
 }
 
@@ -371,6 +419,14 @@ def test_each_wrong_repair_has_its_own_hint(mistake):
 
 
 RIGHT_REPAIRS = {
+    "the wrapper's module wrapped": [(WRAP_AGAIN, WRAP_AGAIN.replace("(net)", "(model.module)"))],
+    "one name for all": [
+        (FIRST_WRAP, "model = net\nmodel = DistributedDataParallel(model)\n"),
+        (WRAP_AGAIN, "        model = model.module\n        model = DistributedDataParallel(model)\n"),
+    ],
+    "the losses compared": [
+        (OPTIMIZE, "    total = loss.detach().clone()\n    dist.all_reduce(total)\n" + OPTIMIZE),
+    ],
     "loaded by all": [(LOAD, "net.load_state_dict(saved)\n")],
     "loaded by all, after the wrap": [(LOAD, ""), (FIRST_WRAP, FIRST_WRAP + "net.load_state_dict(saved)\n")],
     "told of unused parameters": [
