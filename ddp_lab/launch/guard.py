@@ -7,6 +7,7 @@ how the child ended in `exit.json`, and then ends the same way itself, so that t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ from ddp_lab.launch import processes
 PATIENCE = 0.8
 """Seconds from SIGTERM to SIGKILL: below torchrun's --shutdown-timeout of 1 s, after which it kills the guard."""
 
+_KEPT_BACK, _ROOM = "kept_back", 64 << 10  # a file in the rank's folder, and its bytes
 _PARENT_CHECK = 0.1  # seconds between two looks whether the guard's own parent still lives
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -37,6 +39,7 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> tu
     `exit.json`.
     """
     processes.adopt_orphans()
+    keep_back(folder)
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     told: list[int] = []  # the signals that asked us to stop
@@ -79,6 +82,8 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> tu
             os.read(wake, 512)
     code = os.waitstatus_to_exitcode(status)
     write_whole(folder / "exit.json", {"code": code, "time_ns": time.time_ns(), "stopped": bool(told)})
+    with contextlib.suppress(OSError):
+        os.unlink(folder / _KEPT_BACK)
     processes.end_descendants()
     forget_signals()
     return code, bool(told)
@@ -109,10 +114,21 @@ def _identity(pid: int) -> processes.Identity | None:
 
 
 def write_whole(path: Path, value: dict) -> None:
-    """Write aside and rename, so that a reader sees all or nothing; a full disk must not stop the guard."""
-    try:
-        aside = path.with_suffix(".part")
-        aside.write_text(json.dumps(value))
-        os.replace(aside, path)
-    except OSError:
-        pass
+    """Write aside and rename, so that a reader sees all or nothing. On a full disk it takes what was kept back for it;
+    where that is not enough, nothing is written: it must not stop the guard.
+    """
+    aside = path.with_suffix(".part")
+    for _ in range(2):
+        try:
+            aside.write_text(json.dumps(value))
+            os.replace(aside, path)
+            return
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path.with_name(_KEPT_BACK))
+
+
+def keep_back(folder: Path) -> None:
+    """Take room on the disk for what a rank has to say in the end, error.json and exit.json, should it fill up."""
+    with contextlib.suppress(OSError):  # it is full by now
+        (folder / _KEPT_BACK).write_bytes(os.urandom(_ROOM))  # not zeros, which a file system may leave out

@@ -332,17 +332,29 @@ def test_a_working_directory_that_is_read_only_hinders_no_run(there, warm, monke
     assert "[rank 0] hello" in done.stdout and "True" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_disk_that_fills_up_is_the_error_of_the_rank_that_wrote(there, warm, monkeypatch):
-    small = there / "small"
-    small.mkdir()
-    monkeypatch.setenv("DDP_LAB_HOME", str(small))
-    script(there, """
+FILLS = {
+    "records": """
         from ddp_lab import worker
         worker.log(step=1)
         for step in range(2, 10_000):
             worker.log(step=step, text="x" * 10_000)  # fills it
-    """)  # fmt: skip
+    """,
+    "to the last byte": """
+        import os, pathlib
+        place = pathlib.Path(os.environ["DDP_LAB_RANK_DIR"])
+        with open(place / "filler", "wb", buffering=0) as file:
+            while True: file.write(bytes(4096))  # fills it
+    """,
+}
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("way", FILLS)
+def test_a_disk_that_fills_up_is_the_error_of_the_rank_that_wrote(there, warm, way, monkeypatch):
+    small = there / "small"
+    small.mkdir()
+    monkeypatch.setenv("DDP_LAB_HOME", str(small))
+    script(there, FILLS[way])
     done = as_other_mounts(
         tell(there, f'lab.torchrun("train.py", nproc=1, warm={warm})'),
         f"mount -t tmpfs -o size=1m tmpfs {small}",
