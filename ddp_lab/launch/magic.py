@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--env", action="append", default=[], metavar="K=V", help="a variable for the ranks; may be given again")
     add("--warm", action="store_true", default=None, help="start from the warm server, or fail")
     add("--cold", dest="warm", action="store_false", default=None, help="start fresh interpreters")
+    add("--count", action="store_true", help="count the collectives: run.collectives")
     add("--no-check", dest="check", action="store_false", help="raise nothing when the run fails")
     return parser
 
@@ -74,7 +75,7 @@ def torchrun_cell(line: str, cell: str) -> None:
     given = (options.nproc, options.timeout, options.stall, options.show, options.expect, env or None)
     variables = IPython.get_ipython().user_ns
     try:
-        run = launch([], options.name, args, *given, options.warm, options.check, cell=cell)
+        run = launch([], options.name, args, *given, options.warm, options.check, options.count, cell=cell)
     except BaseException as error:
         if getattr(error, "run", None) is not None:
             variables[options.result] = error.run

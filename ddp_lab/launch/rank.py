@@ -30,6 +30,7 @@ if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not insta
     sys.path.append(str(Path(__file__).parents[2]))
 
 from ddp_lab.launch import error_file, fresh, guard, processes
+from ddp_lab.meters import collectives
 
 
 def main(forked: bool = False) -> None:
@@ -40,10 +41,13 @@ def main(forked: bool = False) -> None:
     folder = Path(os.environ.pop("DDP_LAB_RUN_DIR")) / f"rank{os.environ['RANK']}"
     os.environ["DDP_LAB_RANK_DIR"] = str(folder)
     agent = int(os.environ.pop("DDP_LAB_AGENT"))
+    counts = os.environ.pop("DDP_LAB_COUNT", None)
 
     def be_rank() -> None:
         if forked:
             fresh.begin()
+        if counts:
+            collectives.count_into(folder)
         run(sys.argv[1:], folder)
 
     code, stopped = guard.run_guarded(be_rank, folder, agent)

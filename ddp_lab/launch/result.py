@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ddp_lab.errors import InputError, LabError
-from ddp_lab.launch import folders, stacks
+from ddp_lab.launch import counted, folders, stacks
 from ddp_lab.launch.failures import read_json
 from ddp_lab.launch.output import rank_color, text_color
 from ddp_lab.launch.saved import Saved
@@ -117,6 +117,25 @@ class Run:
             if name != "step"
         ]
         return pandas.DataFrame(rows, columns=["rank", "step", "name", "value"])
+
+    @property
+    def collectives(self):
+        """The collectives that all ranks have issued, of a run with count=True: a pandas table, a row for each call.
+
+        Columns: rank, step, group, op, numel, dtype, bytes, peer; all but the first two as in the rows of
+        meters.collectives.CollectiveMeter. `step` is that of the rank's next worker.log(step=...), <NA> after the last.
+        InputError if nothing was counted.
+        """
+        import pandas
+
+        self.ranks[0]._check()
+        try:
+            rows = [row for rank in self.ranks for row in counted.rows(self.dir, rank.rank)]
+        except FileNotFoundError:
+            raise InputError(
+                f"the collectives of {self.name} were not counted. Run it with count=True (%%torchrun --count)."
+            ) from None
+        return pandas.DataFrame(rows, columns=counted.COLUMNS).astype({"peer": "Int64"}).convert_dtypes()
 
     def __repr__(self) -> str:
         try:

@@ -35,6 +35,7 @@ def torchrun(
     env: Mapping[str, str] | None = None,
     warm: bool | None = None,
     check: bool = True,
+    count: bool = False,
 ) -> Run:
     """Run a script on `nproc` ranks with torchrun, show what they print, and return a Run.
 
@@ -48,15 +49,16 @@ def torchrun(
     warm: True starts from the warm server or fails, False starts fresh interpreters; None: warm where it can serve,
         and a line says why where it cannot.
     check: False returns the Run of a failure or a hang (`run.error`) and raises nothing.
+    count: True counts the collectives that the ranks issue, whatever the script does: see `run.collectives`.
 
     Raises RankError, HangError, ExpectationError, LaunchError; InputError for arguments that cannot be used.
     """
     require_system()
     target, name = _target(script)
-    return launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check)
+    return launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, count)
 
 
-def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, cell=None) -> Run:
+def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, count=False, cell=None) -> Run:
     """What torchrun() and %%torchrun share. `cell`: source to be saved in the run's folder under `name`, and run."""
     check_arguments(args)
     check_nproc(nproc)
@@ -65,6 +67,8 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     settings = check_env(env)
     if not (warm is None or isinstance(warm, bool)):
         raise InputError(f"warm={warm!r} is unknown. Write True, False, or leave it out.")
+    if not isinstance(count, bool):
+        raise InputError(f"count={count!r} is unknown. Write True, or leave it out.")
     check_expect(expect)
     if importlib.util.find_spec("torch") is None:
         raise InputError(
@@ -84,7 +88,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
         say(colored(note, _QUIET))
 
     began = time.monotonic()
-    env = environment.of_ranks(nproc) | settings
+    env = environment.of_ranks(nproc) | settings | ({"DDP_LAB_COUNT": "1"} if count else {})
     run = Run(folder, name, command, nproc, 0.0)
     try:
         server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)

@@ -47,6 +47,7 @@ OPTIONS = {  # keyword of lab.torchrun: (the magic's option, its value)
     "env": ("--env A=1 --env B='x = y'", {"A": "1", "B": "x = y"}),
     "warm": ("--cold", False),
     "check": ("--no-check", False),
+    "count": ("--count", True),
 }
 
 
