@@ -310,6 +310,20 @@ def test_cast_after_wrap():
     assert run.ok and [apart(step) for step in of_ranks(run, "gradient")] == [True] * 5
 
 
+def test_a_cast_makes_new_gradient_accumulators_of_the_same_parameters():
+    import torch
+    from torch.autograd.graph import get_gradient_edge
+
+    layer = torch.nn.Linear(2, 2)
+    parameters = list(layer.parameters())
+    for changes in (True, False):  # the second cast has nothing left to change
+        before = [get_gradient_edge(parameter).node for parameter in parameters]
+        layer.double()
+        after = [get_gradient_edge(parameter).node for parameter in layer.parameters()]
+        assert [one is not other for one, other in zip(before, after, strict=True)] == [changes] * 2
+        assert all(one is other for one, other in zip(parameters, layer.parameters(), strict=True))
+
+
 def test_cast_after_wrap_cured():
     gradients = of_ranks(cured("cast_after_wrap"), "gradient")
     assert len(gradients) == 5 and all(equal(step) for step in gradients)

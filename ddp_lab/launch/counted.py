@@ -7,8 +7,7 @@ import contextlib
 import json
 from pathlib import Path
 
-FILE = "collectives.jsonl"
-"""In a rank's folder: a line for each collective, as meters.collectives.count_into() writes it."""
+from ddp_lab.meters.collectives import FILE
 
 COLUMNS = ["rank", "step", "group", "op", "numel", "dtype", "bytes", "peer"]
 

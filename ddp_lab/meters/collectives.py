@@ -9,6 +9,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+FILE = "collectives.jsonl"
+"""In the folder of a counted rank: a line for each row."""
+
 _HOOK = 0xDD9  # the id of our hook in each group
 
 # As they are called in Python. Others are what torch's name is in lower case.
@@ -37,7 +40,7 @@ class CollectiveMeter:
 
     An object collective is two rows or three, as torch makes it of tensors: sizes, then bytes of pickles. Not seen:
     monitored_barrier and what makes or ends groups, which go past the hooks; what other processes of this rank issue
-    (DataLoader workers, mp.spawn); symmetric memory and windows, which are no calls of a group.
+    (DataLoader workers, mp.spawn).
 
     RuntimeError where this torch has no such hooks (they came with torch 2.14).
     """
@@ -90,10 +93,9 @@ def end(sink: Callable[[dict], object]) -> None:
     """Undo one begin() of this sink."""
     global _sinks
     with _lock:
-        left = list(_sinks)
-        left.reverse()
+        left = list(_sinks)  # a new list: the old one may be gone through at this moment
         left.remove(sink)
-        _sinks = left[::-1]
+        _sinks = left
         if not _sinks:
             _leave_all()
 
@@ -163,10 +165,10 @@ def _peer(name: str, root: int) -> int | None:
 
 
 def count_into(folder: str) -> None:
-    """From now on write each row into folder/collectives.jsonl, at once, so that it survives however the process ends.
+    """From now on write each row into the folder's FILE, at once, so that it survives however the process ends.
     `at` is the size of the rank's records by then: what it logs next comes behind it.
     """
-    records, rows = (os.path.join(folder, name) for name in ("records.jsonl", "collectives.jsonl"))
+    records, rows = (os.path.join(folder, name) for name in ("records.jsonl", FILE))
     file = os.open(rows, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(row: dict) -> None:
