@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.cast_after_wrap
 
-Look at the gradient: each rank has its own, from step 0 on.
+Look at the gradient: each rank has its own, from step 0 on. (The cast gives the parameters new gradient accumulators,
+and DDP's hooks are on the old ones.)
 """
 
 import gc
@@ -21,7 +22,7 @@ def main():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model = DistributedDataParallel(net)
-    net.double()  # torch puts new gradient accumulators in place of those that DDP has its hooks on
+    net.double()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     torch.manual_seed(rank)  # each has data of its own
