@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 import ddp_lab as lab
 from ddp_lab import figures
 from ddp_lab.errors import InputError
+from ddp_lab.figures.style import text_on
 
 
 def run_with(*rows):
@@ -281,7 +282,7 @@ def test_the_ink_reads_on_light_and_dark_pages(page):
 
 
 def test_a_number_reads_on_the_colour_of_its_rank():
-    assert all(contrast(figures._on(color), color) > 4.5 for color in figures.RANK_COLORS)
+    assert all(contrast(text_on(color), color) > 4.5 for color in figures.RANK_COLORS)
 
 
 def test_matplotlib_is_not_imported_before_a_figure_is_drawn():

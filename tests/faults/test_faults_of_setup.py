@@ -1,66 +1,13 @@
-"""faults: each fails as its name says, and its cure does not. A fault's test fails on the cure, and the other way."""
+"""The faults of the first notebooks: each fails as its name says, and its cure does not."""
 
 import socket
 import sys
 
 import pytest
+from faulty import STALL, apart, cured, equal, faulty, line_of, of_ranks, stood
 
 import ddp_lab as lab
 from ddp_lab import catalog, gpus
-
-STALL = 6  # seconds; the groups of these scripts wait for two minutes
-
-
-def faulty(name, **options):
-    return lab.torchrun(f"faults/{name}", nproc=2, show="none", **options)
-
-
-def cured(name, **options):
-    run = faulty(f"{name}_cured", **options)
-    assert run.ok and all(rank.exitcode == 0 for rank in run.ranks)
-    return run
-
-
-def line_of(name, code):
-    """The number of the one line of a lab that has this code."""
-    lines = catalog.source(name).text.splitlines()
-    (number,) = [number for number, line in enumerate(lines, 1) if code in line]
-    return number
-
-
-def of_ranks(run, name):
-    """For each step, what the ranks have logged as `name`, in the order of the ranks."""
-    rows = [[record[name] for record in rank.records if name in record] for rank in run.ranks]
-    return list(zip(*rows, strict=True))
-
-
-def equal(values):
-    """Whether the ranks have the same number, to the last bit."""
-    return len(set(values)) == 1
-
-
-def apart(values):
-    """Whether the ranks have different numbers, by more than rounding."""
-    return max(values) - min(values) > 1e-3
-
-
-def stood(hang):
-    """{rank: (line, collective)} of a HangError."""
-    return {spot["rank"]: (spot["line"], spot["collective"]) for spot in hang.where}
-
-
-def test_every_fault_has_its_cure_and_its_tests():
-    faults = [name for name in catalog.names() if name.startswith("faults/") and not name.endswith("_cured")]
-    for fault in faults:
-        assert f"{fault}_cured" in catalog.names()
-        name = fault.removeprefix("faults/")
-        assert f"test_{name}" in globals() and f"test_{name}_cured" in globals()
-
-
-@pytest.mark.parametrize("name", [name for name in catalog.names() if name.endswith("_cured")])
-def test_a_cure_changes_little(name):
-    changes = catalog.diff(name.removesuffix("_cured"), name).text.splitlines()[2:]
-    assert 0 < sum(line[0] in "+-" for line in changes) <= 8, "\n".join(changes)
 
 
 def test_exception_one_rank():

@@ -1,0 +1,15 @@
+"""The course's pictures, in one style that reads on light and dark pages. matplotlib is imported when one is drawn.
+
+Each function takes runs, or anything with a `.frame()` (a pandas table of rank, step, name, value), or what its
+docstring says, and returns a matplotlib Figure, which a notebook shows and `.savefig(path)` writes. What they have in
+common is in style.py. Only `table` is about a table of texts.
+"""
+
+from ddp_lab.figures.reads import samples
+from ddp_lab.figures.runs import apart, bars, curves, twin
+from ddp_lab.figures.style import BROKEN, FINE, INK, style
+from ddp_lab.figures.tables import table
+from ddp_lab.launch.output import RANK_COLORS, rank_color
+
+__all__ = ["BROKEN", "FINE", "INK", "RANK_COLORS", "apart", "bars", "curves", "rank_color", "samples", "style", "table",
+           "twin"]  # fmt: skip
