@@ -55,8 +55,9 @@ def _box(axes, column, row, steps, color):
     box = FancyBboxPatch((column - 0.37, row - 0.37), 0.74, 0.74, boxstyle="round,pad=0,rounding_size=0.12")
     if steps:
         box.set(facecolor=color, edgecolor="none")
-        axes.text(column, row, ",".join(map(str, steps)), color=text_on(color), ha="center", va="center", fontweight="bold",
-                  fontsize=9 if len(steps) == 1 else 6)  # fmt: skip
+        size = 9 if len(steps) == 1 else 6
+        look = {"color": text_on(color), "ha": "center", "va": "center", "fontweight": "bold", "fontsize": size}
+        axes.text(column, row, ",".join(map(str, steps)), **look)
     else:
         box.set(facecolor="none", edgecolor=INK, alpha=0.35, linewidth=0.8)
     axes.add_patch(box)
