@@ -24,6 +24,7 @@ _HOMES = {
     "RunGoneError": "launch.result",
     "InputError": "errors",
     "machine": "doctor",
+    "visible_devices": "devices",
     "check": "checks",
     "source": "catalog",
     "diff": "catalog",

@@ -33,8 +33,7 @@ def visible(env=None):
     Empty without `nvidia-smi`. nvidia-smi runs once per process; `env` is read at every call.
     """
     gpus, _ = _installed()
-    chosen = (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")
-    return list(gpus) if chosen is None else _choose(gpus, chosen)
+    return choose(gpus, (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")).gpus
 
 
 def count(env=None):
@@ -78,27 +77,60 @@ def _gpu(row):
     return GPU(int(index), uuid, name, int(memory) if memory.isdecimal() else None)
 
 
-def _choose(gpus, chosen):
-    """The entries of CUDA_VISIBLE_DEVICES in their order; an invalid one hides itself and all that follow."""
-    kind = chosen[:4] if chosen.startswith(("GPU-", "MIG-")) else ""  # the first entry's kind holds for all
-    found = []
-    for entry in chosen.split(","):
-        gpu = _pick(gpus, entry, kind)
+class Choice(NamedTuple):
+    """What CUDA_VISIBLE_DEVICES leaves: the GPUs in the order of `cuda:0`, `cuda:1`, ...; for each a note ("" where all
+    is as one expects); and why no others are visible ("" where every entry of the mask has been taken).
+    """
+
+    gpus: list[GPU]
+    notes: list[str]
+    end: str
+
+
+def choose(gpus, mask):
+    """What a value of CUDA_VISIBLE_DEVICES leaves of `gpus`, a list of GPU: a Choice. `mask`: None if it is not set."""
+    if mask is None:
+        return Choice(list(gpus), [""] * len(gpus), "")
+    if not mask:
+        return Choice([], [], "the mask is empty: no GPU is visible")
+    kind = mask[:4] if mask.startswith(("GPU-", "MIG-")) else ""  # the first entry's kind holds for all
+    found, notes = [], []
+    for entry in mask.split(","):
+        gpu, note = _pick(gpus, entry, kind)
         if gpu is None:
-            break
+            return Choice(found, notes, note)
         if gpu in found:
-            return []  # the driver shows none at all when one is named twice
+            return Choice([], [], f"{entry!r} names a GPU a second time: none at all is visible{_AS_TORCH}")
+        if kind == "MIG-" and found:
+            return Choice(found, notes, f"{entry!r} is a second MIG slice: a process sees one")
         found.append(gpu)
-    return found
+        notes.append(note)
+    return Choice(found, notes, "")
+
+
+_AS_TORCH = " (as torch counts; CUDA's guide does not say)"
 
 
 def _pick(gpus, entry, kind):
-    """The GPU that one entry names, or None."""
+    """(the GPU that one entry names, a note on it), or (None, why it ends the list)."""
+    hidden = "it and all that follow are hidden"
     if kind == "MIG-":
         # nvidia-smi's query lists no MIG slices, so a name is taken on trust where there is a GPU to slice.
-        return GPU(None, entry, "MIG slice", None) if gpus and entry.startswith(kind) else None
+        if gpus and entry.startswith(kind):
+            return GPU(None, entry, "MIG slice", None), "a MIG slice, taken on trust"
+        return None, f"{entry!r} is no MIG slice as the first is: {hidden}{_AS_TORCH}"
     if kind == "GPU-":
         matches = [gpu for gpu in gpus if entry.startswith(kind) and gpu.uuid.startswith(entry)]
-        return matches[0] if len(matches) == 1 else None  # an abbreviation must be unique
+        if len(matches) == 1:
+            return matches[0], ""
+        if matches:  # an abbreviation must be unique
+            return None, f"{entry!r} begins the UUIDs of {len(matches)} GPUs: {hidden}{_AS_TORCH}"
+        if not entry.startswith(kind):
+            return None, f"{entry!r} is no UUID as the first is: {hidden}{_AS_TORCH}"
+        return None, f"{entry!r} is the UUID of no GPU: {hidden}{_AS_TORCH}"
     number = re.match(r"\+?\d+", entry.strip())  # like C's strtoul: "1x" is 1
-    return next((gpu for gpu in gpus if number and gpu.index == int(number[0])), None)
+    gpu = next((gpu for gpu in gpus if number and gpu.index == int(number[0])), None)
+    if gpu is None:
+        return None, f"{entry!r} is the index of no GPU: {hidden}"
+    plain = entry == str(gpu.index)
+    return gpu, "" if plain else f"{entry!r} is read as {gpu.index}{_AS_TORCH}"

@@ -5,11 +5,25 @@ docstring says, and returns a matplotlib Figure, which a notebook shows and `.sa
 common is in style.py. Only `table` is about a table of texts.
 """
 
+from ddp_lab.figures.masks import devices
 from ddp_lab.figures.reads import samples
 from ddp_lab.figures.runs import apart, bars, curves, twin
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
 from ddp_lab.figures.tables import table
 from ddp_lab.launch.output import RANK_COLORS, rank_color
 
-__all__ = ["BROKEN", "FINE", "INK", "RANK_COLORS", "apart", "bars", "curves", "rank_color", "samples", "style", "table",
-           "twin"]  # fmt: skip
+__all__ = [
+    "BROKEN",
+    "FINE",
+    "INK",
+    "RANK_COLORS",
+    "apart",
+    "bars",
+    "curves",
+    "devices",
+    "rank_color",
+    "samples",
+    "style",
+    "table",
+    "twin",
+]
