@@ -25,6 +25,7 @@ _HOMES = {
     "InputError": "errors",
     "machine": "doctor",
     "visible_devices": "devices",
+    "can_run": "skips",
     "check": "checks",
     "source": "catalog",
     "diff": "catalog",

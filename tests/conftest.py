@@ -90,20 +90,22 @@ def pytest_testnodedown(node, error):
     left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
+def of_ledger():
+    """{file of a notebook that has passed: what the ledger of this session has of it}; {} without a ledger."""
+    if "DDP_LAB_LEDGER" not in os.environ:
+        return {}
+    ledger = Path(os.environ["DDP_LAB_LEDGER"])
+    events = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    return {file: [event for event in events if event["notebook"] == Path(file).stem] for file in notebooks}
+
+
 def hollow(root):
     """What the ledger of this session lacks of the notebooks that have passed, one line each."""
-    if not notebooks or "DDP_LAB_LEDGER" not in os.environ:
-        return []
     import nbformat
     from hollow import complaints
 
-    ledger = Path(os.environ["DDP_LAB_LEDGER"])
-    events = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
-    found = []
-    for file in notebooks:
-        own = [event for event in events if event["notebook"] == Path(file).stem]
-        found += [f"{file}: {line}" for line in complaints(nbformat.read(root / file, 4), own)]
-    return found
+    of_files = of_ledger().items()
+    return [f"{file}: {line}" for file, own in of_files for line in complaints(nbformat.read(root / file, 4), own)]
 
 
 @pytest.hookimpl(trylast=True)
@@ -121,6 +123,10 @@ def pytest_terminal_summary(terminalreporter, config):
             by_reason[f"left out ({why})"].append(name)
     for name, (why, _) in skipped.items():
         by_reason[f"skipped ({why})"].append(name)
+    for file, own in of_ledger().items():
+        for event in own:
+            if event["event"] == "skip":
+                by_reason["skipped in a notebook, by name"].append(f"{file}: {event['script']} {event['why']}")
     for reason, names in by_reason.items():
         terminalreporter.section(f"{len(names)} {reason}")
         for name in names:

@@ -18,6 +18,12 @@ def test_a_run_that_was_not_started_is_missed():
     assert "0 runs" in complaints(_notebook(1), [])[0]
 
 
+def test_a_run_that_was_skipped_by_name_is_counted_as_skipped():
+    skip = {"event": "skip", "script": "faults/all_on_gpu0", "why": "needs 2 GPUs"}
+    assert complaints(_notebook(2), [_run(), skip]) == []
+    assert "1 runs were started and 1 skipped, its metadata says 3" in complaints(_notebook(3), [_run(), skip])[0]
+
+
 def test_a_silent_rank_of_a_good_run_is_noticed_and_of_a_failed_one_is_not():
     assert "only 1 of 2" in complaints(_notebook(1), [_run(ranks=1)])[0]
     assert complaints(_notebook(1), [_run(ranks=1, outcome="expected")]) == []

@@ -1,0 +1,39 @@
+"""can_run: a run that needs GPUs is skipped in a line with its name, and noted as skipped, or it is run."""
+
+import json
+
+import pytest
+
+import ddp_lab as lab
+from ddp_lab import gpus
+
+
+@pytest.fixture
+def ledger(monkeypatch, tmp_path):
+    monkeypatch.setenv("DDP_LAB_LEDGER", str(tmp_path / "ledger"))
+    return tmp_path / "ledger"
+
+
+def with_gpus(monkeypatch, number):
+    monkeypatch.setattr(gpus, "count", lambda env=None: number)
+
+
+@pytest.mark.parametrize("here, said", [(0, "none is visible"), (1, "1 is visible"), (2, "2 are visible")])
+def test_each_run_without_its_gpus_is_skipped_by_name_and_noted(monkeypatch, capsys, ledger, here, said):
+    with_gpus(monkeypatch, here)
+    assert lab.can_run("a", "b", gpus=3) is False
+    assert capsys.readouterr().out == "".join(f"skipped: {name} needs 3 GPUs, and {said} here\n" for name in "ab")
+    events = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [(event["event"], event["script"]) for event in events] == [("skip", "a"), ("skip", "b")]
+
+
+def test_with_its_gpus_nothing_is_said(monkeypatch, capsys, ledger):
+    with_gpus(monkeypatch, 2)
+    assert lab.can_run("a", gpus=2) is True
+    assert capsys.readouterr().out == "" and not ledger.exists()
+
+
+@pytest.mark.parametrize("names, number", [((), 1), (("",), 1), ((3,), 1), (("a",), 0), (("a",), True), (("a",), "1")])
+def test_what_cannot_be_asked_is_refused(names, number):
+    with pytest.raises(lab.InputError, match="can_run|give the number of GPUs"):
+        lab.can_run(*names, gpus=number)
