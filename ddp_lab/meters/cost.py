@@ -1,0 +1,56 @@
+"""What a message costs: a time for each, and a time for each byte, fitted to times that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddp_lab.errors import InputError
+
+
+class Cost(NamedTuple):
+    """time = alpha + beta * size: `alpha` in seconds, `beta` in seconds per byte.
+
+    alpha is the latency, what a message costs whatever its size; 1 / beta is the bandwidth, in bytes per second. At
+    alpha / beta bytes both parts are equal. The model is that of R. W. Hockney, The communication challenge for MPP:
+    Intel Paragon and Meiko CS-2, Parallel Computing 20 (1994), 389-398; with the collectives that are built on it:
+    R. Thakur, R. Rabenseifner, W. Gropp, Optimization of Collective Communication Operations in MPICH, International
+    Journal of High Performance Computing Applications 19 (2005), 49-66.
+    """
+
+    alpha: float
+    beta: float
+
+    def seconds(self, size: float, rounds: float = 1) -> float:
+        """The time of so many rounds, one after the other, that carry `size` bytes in all."""
+        return self.alpha * rounds + self.beta * size
+
+
+def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
+    """The straight line through these times that has the smallest relative errors: `sizes` in bytes, one for each time.
+
+    Least squares of (alpha + beta * size) / time - 1, with neither of the two below 0. Relative, for with the absolute
+    errors the largest messages alone would decide, and the latency would be lost among them. Give the best of several
+    tries for each size: what disturbs a measurement makes it longer.
+
+    InputError unless there are two sizes at least that differ, and a time above 0 for each.
+    """
+    sizes, seconds = [float(size) for size in sizes], [float(time) for time in seconds]
+    if len(sizes) != len(seconds):
+        raise InputError(f"fit(): {len(sizes)} sizes and {len(seconds)} times. Give a time for each size.")
+    if wrong := [time for time in seconds if not (time > 0 and math.isfinite(time))]:
+        raise InputError(f"fit(): a time of {wrong[0]} s cannot be fitted. Times are numbers above 0.")
+    if wrong := [size for size in sizes if not (size >= 0 and math.isfinite(size))]:
+        raise InputError(f"fit(): a size of {wrong[0]} bytes cannot be fitted. Sizes are numbers, 0 or more.")
+    if len(set(sizes)) < 2:
+        raise InputError(f"fit(): a line needs two sizes at least, and there is {len(set(sizes))}.")
+    rows = [(1 / time, size / time) for size, time in zip(sizes, seconds, strict=True)]  # alpha a + beta b = 1
+    aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
+    a, b = sum(a for a, _ in rows), sum(b for _, b in rows)
+    alpha, beta = (a * bb - b * ab) / (aa * bb - ab * ab), (b * aa - a * ab) / (aa * bb - ab * ab)
+    if alpha < 0:
+        return Cost(0.0, b / bb)
+    if beta < 0:
+        return Cost(a / aa, 0.0)
+    return Cost(alpha, beta)
