@@ -5,8 +5,12 @@ docstring says, and returns a matplotlib Figure, which a notebook shows and `.sa
 common is in style.py. Only `table` is about a table of texts.
 """
 
+from ddp_lab.figures.backends import backends
+from ddp_lab.figures.costs import cost_fit, times
+from ddp_lab.figures.counts import counts
 from ddp_lab.figures.masks import devices
 from ddp_lab.figures.reads import samples
+from ddp_lab.figures.rings import partial_sums, traffic
 from ddp_lab.figures.runs import apart, bars, curves, twin
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
 from ddp_lab.figures.tables import table
@@ -18,12 +22,18 @@ __all__ = [
     "INK",
     "RANK_COLORS",
     "apart",
+    "backends",
     "bars",
+    "cost_fit",
+    "counts",
     "curves",
     "devices",
+    "partial_sums",
     "rank_color",
     "samples",
     "style",
     "table",
+    "times",
+    "traffic",
     "twin",
 ]

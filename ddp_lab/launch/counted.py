@@ -19,7 +19,7 @@ def rows(folder: Path, rank: int) -> list[tuple]:
     steps = _steps(place / "records.jsonl")
     found = []
     for line in counted.splitlines():
-        with contextlib.suppress(ValueError):  # a full disk may have cut it
+        with contextlib.suppress(ValueError):  # a full disk has cut it, and with it the run has failed
             row = json.loads(line)
             after = bisect.bisect_left(steps, row["at"], key=lambda step: step[0])
             row |= {"rank": rank, "step": steps[after][1] if after < len(steps) else None}

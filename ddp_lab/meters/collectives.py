@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import json
 import os
 import threading
@@ -138,23 +140,31 @@ def _watch(group) -> None:
 
 
 def _note(args, name: str, shown: str) -> None:
-    op = args.name.name
-    tensors = args.output_tensors if op == "RECV" else args.input_tensors
+    op = _op(args.name)
+    tensors = args.output_tensors if op == "recv" else args.input_tensors
+    numel = size = 0
+    for tensor in tensors:
+        if tensor.is_sparse:
+            values, indices = tensor._values(), tensor._indices()
+            numel, size = numel + values.numel(), size + values.nbytes + indices.nbytes
+        else:
+            numel, size = numel + tensor.numel(), size + tensor.numel() * tensor.element_size()
     row = {
-        "op": _NAMES.get(op, op.lower()),
+        "op": op,
         "group": shown,
-        "numel": sum(_parts(tensor)[0].numel() for tensor in tensors),
+        "numel": numel,
         "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-        "bytes": sum(part.numel() * part.element_size() for tensor in tensors for part in _parts(tensor)),
-        "peer": _peer(name, args.root) if op in ("SEND", "RECV") else None,
+        "bytes": size,
+        "peer": _peer(name, args.root) if op in ("send", "recv") else None,
     }
     for sink in _sinks:
         sink(row)
 
 
-def _parts(tensor) -> list:
-    """The dense tensors that a tensor is made of."""
-    return [tensor._values(), tensor._indices()] if tensor.is_sparse else [tensor]
+@functools.cache
+def _op(name) -> str:
+    """What the hooks call a collective (an enum, slow to ask for its name), as it is called in Python."""
+    return _NAMES.get(name.name, name.name.lower())
 
 
 def _peer(name: str, root: int) -> int | None:
@@ -167,6 +177,8 @@ def _peer(name: str, root: int) -> int | None:
 def count_into(folder: str) -> None:
     """From now on write each row into the folder's FILE, at once, so that it survives however the process ends.
     `at` is the size of the rank's records by then: what it logs next comes behind it.
+
+    Where a row cannot be written, the call that it is about raises OSError: a table with rows missing would tell lies.
     """
     records, rows = (os.path.join(folder, name) for name in ("records.jsonl", FILE))
     file = os.open(rows, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -176,6 +188,12 @@ def count_into(folder: str) -> None:
             at = os.stat(records).st_size
         except FileNotFoundError:  # nothing is logged yet
             at = 0
-        os.write(file, (json.dumps(row | {"at": at}) + "\n").encode())
+        line = (json.dumps(row | {"at": at}) + "\n").encode()
+        try:
+            cut = os.write(file, line) < len(line)
+        except OSError as error:
+            raise OSError(error.errno, f"count=True could not write to {rows}: {error.strerror}") from None
+        if cut:
+            raise OSError(errno.ENOSPC, f"count=True could not write all of a row to {rows}: the disk is full")
 
     begin(write)

@@ -320,3 +320,24 @@ def test_a_torch_without_the_hooks_is_told(tmp_path):
     distributed_c10d._register_process_group = own
     """
     assert "has no hooks on process groups" in counted(tmp_path, body)[0]["it"]
+
+
+def test_a_row_that_finds_no_room_fails_the_call_it_is_about(tmp_path):
+    (tmp_path / "collectives.jsonl").symlink_to("/dev/full")
+    body = f"""
+    from ddp_lab.meters import collectives
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    collectives.count_into({str(tmp_path)!r})
+    told = []
+    for call in (lambda: dist.all_reduce(full(2)), lambda: step(model, 4, 2)):
+        try:
+            call()
+        except OSError as error:
+            told.append(str(error))
+    worker.log(name="it", rows=told)
+    import os
+    os._exit(0)  # the barrier at the end would be counted, too
+    """
+    (found,) = counted(tmp_path, body, nproc=1)
+    assert len(found["it"]) == 2
+    assert all("count=True could not write to" in text and "No space left" in text for text in found["it"])
