@@ -6,6 +6,7 @@ common is in style.py. Only `table` is about a table of texts.
 """
 
 from ddp_lab.figures.backends import backends
+from ddp_lab.figures.collectives import exchanges, waits
 from ddp_lab.figures.costs import cost_fit, times
 from ddp_lab.figures.counts import counts
 from ddp_lab.figures.masks import devices
@@ -28,6 +29,7 @@ __all__ = [
     "counts",
     "curves",
     "devices",
+    "exchanges",
     "partial_sums",
     "rank_color",
     "samples",
@@ -36,4 +38,5 @@ __all__ = [
     "times",
     "traffic",
     "twin",
+    "waits",
 ]

@@ -1,0 +1,160 @@
+"""What each rank had before a collective and has after it, and who waits for whom in one."""
+
+import math
+
+from ddp_lab.errors import InputError
+from ddp_lab.figures.style import BROKEN, INK, new_figure, style, text_on
+from ddp_lab.launch.output import rank_color, text_color
+
+SIDE = 0.37  # inches of paper for a box
+
+
+def exchanges(panels, columns=2):
+    """What each rank had before a collective, and has after it: a panel for each entry of `{title: (run, name)}`.
+
+    Drawn from records with `collective`, the name, and `before` and `after`, lists of numbers (or of whole numbers as
+    texts); where a rank has logged a name several times, its records stand below each other. Ranks hand in multiples
+    of powers of ten, rank r of 10^r: so a digit of a number says from which rank it comes (see origins()). A box is a
+    number, in the colour of the rank that it comes from; one in which numbers of several ranks have been put together
+    has a strip in their colours; one that no rank can have handed in has a broken frame. "–": nothing.
+    InputError if there is no panel, or no rank of a run has logged such a record.
+    """
+    if not panels:
+        raise InputError("exchanges({}): there is nothing to draw. Give {title: (run, name)}.")
+    found = {title: _records(run, name) for title, (run, name) in panels.items()}
+    columns = min(columns, len(found))
+    most = [max(len(row[side]) or 1 for rows in found.values() for row in rows) for side in ("before", "after")]
+    width = most[0] + 1 + most[1]  # one for the arrow
+    lines = math.ceil(len(found) / columns)
+    depths = [len(rows) for rows in found.values()]
+    depths = [max(depths[line * columns : (line + 1) * columns]) for line in range(lines)]  # of each line of panels
+    size = (columns * (width * SIDE + 0.25) + 0.55, sum(depths) * SIDE + lines * 0.8)
+    titles = [*found, *[""] * (lines * columns - len(found))]
+    with style():
+        figure, all_axes = new_figure(titles, columns, size, [depth + 0.2 for depth in depths], sharex=True)
+        figure.get_layout_engine().set(h_pad=0.08)
+        for axes in all_axes[len(found) :]:
+            axes.set_axis_off()
+        for place, (axes, rows) in enumerate(zip(all_axes, found.values(), strict=False)):
+            ranks = 1 + max(row["rank"] for row in rows)
+            for line, row in enumerate(rows):
+                _row(axes, row["before"], most[0] - max(len(row["before"]), 1), line, ranks)  # up to the arrow
+                _row(axes, row["after"], most[0] + 1, line, ranks)
+                head = {"arrowstyle": "->", "color": INK}
+                axes.annotate("", (most[0] + 0.85, line), (most[0] + 0.15, line), arrowprops=head)
+            axes.set(xlim=(-0.1, width + 0.1), ylim=(depths[place // columns] - 0.4, -0.6))
+            axes.set_xticks([most[0] - 0.5, most[0] + 1.5], ["before", "after"])
+            axes.tick_params(axis="x", labelbottom=True)
+            axes.set_yticks(range(len(rows)), [f"rank {row['rank']}" for row in rows], fontweight="bold")
+            for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+                label.set_color(text_color(rank_color(row["rank"])))
+            if place % columns:
+                axes.set_yticklabels([])
+    return figure
+
+
+def waits(run, title="No rank leaves the barrier before the last has come"):
+    """When each rank came to a collective, and when it left: a bar for the time in which it waited.
+
+    Drawn from what the ranks have logged as `came` and `left`, seconds on one clock (time.monotonic() on one machine).
+    InputError if no rank has logged both.
+    """
+    frame = run.frame()
+    clock = {
+        int(rank): dict(zip(rows["name"], rows["value"], strict=True))
+        for rank, rows in frame[frame["name"].isin(["came", "left"])].groupby("rank")
+    }
+    clock = {rank: times for rank, times in clock.items() if len(times) == 2}
+    if not clock:
+        raise InputError("no rank has logged when it came and left: worker.log(came=time.monotonic(), left=...)")
+    start = min(times["came"] for times in clock.values())
+    last = max(times["came"] for times in clock.values())
+    with style():
+        figure, (axes,) = new_figure([title], size=(6.4, 0.36 * len(clock) + 1))
+        for row, (rank, times) in enumerate(clock.items()):
+            came, left = (1000 * (times[name] - start) for name in ("came", "left"))
+            axes.barh(row, left - came, left=came, color=rank_color(rank), height=0.3, alpha=0.6)
+            axes.plot(came, row, "o", color=rank_color(rank), markersize=10, clip_on=False)
+        axes.axvline(1000 * (last - start), color=INK, linestyle=":", linewidth=1.2, zorder=0)
+        axes.set(xlabel="milliseconds since the first rank came (a dot: it comes, a bar: it waits)")
+        axes.set_yticks(range(len(clock)), [f"rank {rank}" for rank in clock], fontweight="bold")
+        for label, rank in zip(axes.get_yticklabels(), clock, strict=True):
+            label.set_color(text_color(rank_color(rank)))
+        axes.set(xlim=(-0.03 * axes.get_xlim()[1], None), ylim=(len(clock) - 0.5, -0.5))
+    return figure
+
+
+def origins(value, ranks):
+    """The ranks that a number comes from, where each of so many ranks hands in multiples below 10 of 10^rank.
+
+    These are the places of its digits: 30 comes from rank 1, 1010 from ranks 1 and 3. A number with a fraction is
+    taken for a mean. () if no such ranks can have given it.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return ()
+    if not math.isfinite(number) or number < 0:
+        return ()
+    if number != int(number):
+        number *= ranks
+    if number != int(number) or number >= 10**ranks:
+        return ()
+    return tuple(place for place, digit in enumerate(reversed(str(int(number)))) if digit != "0")
+
+
+def _records(run, name):
+    """The records of a collective, of all ranks, in order: dicts of rank, before and after."""
+    frame = run.frame()
+    rows = []
+    for (rank, _), record in frame.groupby(["rank", "step"], sort=False):
+        values = dict(zip(record["name"], record["value"], strict=False))
+        if values.get("collective") == name and {"before", "after"} <= set(values):
+            rows.append({"rank": int(rank), **{side: list(values[side]) for side in ("before", "after")}})
+    if not rows:
+        logged = dict.fromkeys(frame[frame["name"] == "collective"]["value"])
+        raise InputError(
+            f"no rank has logged a collective {name!r} with before and after; logged: {', '.join(logged) or 'none'}"
+        )
+    return sorted(rows, key=lambda row: row["rank"])
+
+
+def _row(axes, values, start, line, ranks):
+    """The boxes of one rank, from `start` on; a dash where there are none."""
+    if not values:
+        axes.text(start + 0.5, line, "–", ha="center", va="center")
+    for place, value in enumerate(values):
+        _box(axes, start + place, line, value, origins(value, ranks), value in (0, "0"))
+
+
+def _box(axes, column, line, value, ranks, zero):
+    from matplotlib.patches import FancyBboxPatch, Rectangle
+
+    shape = "round,pad=0,rounding_size=0.1"
+    box = FancyBboxPatch((column + 0.06, line - 0.42), 0.88, 0.84, boxstyle=shape)
+    look = {"ha": "center", "va": "center", "fontweight": "bold", "fontsize": 8, "color": INK}
+    height = line
+    if len(ranks) == 1:
+        box.set(facecolor=rank_color(ranks[0]), edgecolor="none")
+        look["color"] = text_on(rank_color(ranks[0]))
+    else:
+        alien = not ranks and not zero
+        box.set(facecolor="none", edgecolor=BROKEN if alien else INK, linewidth=1, linestyle="--" if alien else "-")
+        look["color"] = BROKEN if alien else INK
+        for place, rank in enumerate(ranks):
+            width = 0.76 / len(ranks)
+            strip = Rectangle((column + 0.12 + place * width, line + 0.12), width, 0.22, color=rank_color(rank))
+            strip.set_linewidth(0)
+            axes.add_patch(strip)
+        height = line - 0.12 if ranks else line
+    axes.add_patch(box)
+    axes.text(column + 0.5, height, _short(value), **look)
+
+
+def _short(value):
+    """A number in the width of a box."""
+    if isinstance(value, str):
+        return value
+    if abs(value) >= 10_000:
+        return f"{value:.0e}".replace("e+0", "e")
+    return f"{value:.4g}"

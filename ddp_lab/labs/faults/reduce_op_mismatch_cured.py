@@ -1,0 +1,31 @@
+"""The ranks choose the op by their own data: no error, some numbers are sums and others maxima.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.reduce_op_mismatch_cured
+
+Look at the numbers, which should all be sums.
+"""
+
+import gc
+
+import torch
+import torch.distributed as dist
+
+from ddp_lab import worker
+
+
+def main():
+    dist.init_process_group()
+    rank = dist.get_rank()
+
+    numbers = torch.arange(1.0, 5) * 10**rank
+    before = numbers.clone()
+    op = dist.ReduceOp.SUM
+    dist.all_reduce(numbers, op)
+    worker.log(collective="numbers", before=before, after=numbers)
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

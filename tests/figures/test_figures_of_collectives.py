@@ -1,0 +1,138 @@
+"""The pictures of collectives: a box for each number logged, in the colours of the ranks that it comes from."""
+
+from types import SimpleNamespace
+
+import pandas
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+import ddp_lab as lab
+from ddp_lab import figures
+from ddp_lab.errors import InputError
+from ddp_lab.figures.collectives import origins
+
+COLORS = [color.lower() for color in figures.RANK_COLORS]
+
+
+def logged(*rows):
+    """A run whose ranks have logged these (rank, collective, before, after)."""
+    table = [
+        (rank, step, name, value)
+        for step, (rank, *values) in enumerate(rows)
+        for name, value in zip(("collective", "before", "after"), values, strict=True)
+    ]
+    frame = pandas.DataFrame(table, columns=["rank", "step", "name", "value"])
+    return SimpleNamespace(frame=lambda: frame)
+
+
+def boxes(axes):
+    """{row: [(text, colour or None, colours of the strip)]} of the boxes, from left to right; dashes are ("–",)."""
+    found = {}
+    strips = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    texts = {}
+    for text in axes.texts:
+        if text.get_text():
+            texts[text.get_position()[0], round(text.get_position()[1])] = text.get_text()
+    for (column, row), text in sorted(texts.items()):
+        if text == "–":
+            found.setdefault(row, []).append(("–",))
+            continue
+        (box,) = [
+            patch
+            for patch in axes.patches
+            if isinstance(patch, FancyBboxPatch)
+            and patch.get_x() < column < patch.get_x() + 1
+            and round(patch.get_y() + 0.42) == row
+        ]
+        color = to_hex(box.get_facecolor()) if box.get_facecolor()[3] else None
+        strip = [
+            to_hex(part.get_facecolor())
+            for part in sorted(strips, key=lambda part: part.get_x())
+            if round(part.get_y() - 0.12) == row and box.get_x() < part.get_x() < box.get_x() + 0.9
+        ]
+        found.setdefault(row, []).append((text, color, strip))
+    return found
+
+
+def expected(values):
+    """The boxes of these whole numbers or texts, of four ranks."""
+    if not values:
+        return [("–",)]
+    drawn = []
+    for value in values:
+        text = f"{value:.0f}" if not isinstance(value, str) else value
+        colors = [COLORS[place] for place, digit in enumerate(reversed(text)) if digit != "0"]
+        drawn.append((text, colors[0], []) if len(colors) == 1 else (text, None, colors))
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def run():
+    return lab.torchrun("collectives", nproc=4, show="none")
+
+
+def test_each_number_is_a_box_in_the_colours_of_the_ranks_that_it_comes_from(run):
+    names = {record["collective"]: None for record in run.ranks[0].records if "collective" in record}
+    assert len(names) > 10
+    figure = figures.exchanges({f"panel of {name}": (run, name) for name in names})
+    for axes, name in zip(figure.axes, names, strict=False):
+        assert axes.get_title(loc="left") == f"panel of {name}"
+        drawn = boxes(axes)
+        for rank in run.ranks:
+            (record,) = [record for record in rank.records if record.get("collective") == name]
+            assert drawn[rank.rank] == expected(record["before"]) + expected(record["after"]), name
+
+
+def test_rows_and_sides_are_named(run):
+    axes, *_ = figures.exchanges({"a": (run, "broadcast"), "b": (run, "scatter"), "c": (run, "gather")}).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["before", "after"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"rank {rank}" for rank in range(4)]
+
+
+def test_a_number_that_no_rank_can_have_given_has_a_broken_frame_and_zero_none():
+    run = logged((0, "x", [0.0], [1065353216]), (1, "x", [10], [3.000007]))
+    (axes,) = figures.exchanges({"x": (run, "x")}).axes
+    frames = [(to_hex(patch.get_edgecolor()), patch.get_linestyle()) for patch in axes.patches]
+    broken, whole = (figures.BROKEN.lower(), "--"), (figures.INK.lower(), "-")
+    assert frames[:2] == [whole, broken] and frames[3] == broken
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["0", "1e9", "10", "3"]
+
+
+@pytest.mark.parametrize(
+    "value, ranks",
+    [
+        (4, (0,)), ("30", (1,)), (1010.0, (1, 3)), (277.75, (0, 1, 2, 3)), (0, ()), (10_000, ()),
+        (-1, ()), (1.3, ()), (float("nan"), ()), (float("inf"), ()), ("text", ()), (None, ()),
+    ],
+)  # fmt: skip
+def test_a_number_tells_its_origins_by_the_places_of_its_digits(value, ranks):
+    assert origins(value, 4) == ranks
+
+
+def test_what_was_not_logged_is_refused_with_what_was(run):
+    with pytest.raises(InputError, match="'broadcats'.*logged: broadcast, scatter"):
+        figures.exchanges({"x": (run, "broadcats")})
+    with pytest.raises(InputError, match="logged: none"):
+        figures.exchanges({"x": (logged(), "x")})
+    with pytest.raises(InputError, match="nothing to draw"):
+        figures.exchanges({})
+
+
+def test_waits_draws_when_each_rank_came_and_left(run):
+    (axes,) = figures.waits(run).axes
+    times = [rank.records[-1] for rank in run.ranks]
+    start = min(own["came"] for own in times)
+    for bar, line, own, color in zip(axes.patches, axes.lines, times, COLORS, strict=False):
+        assert bar.get_x() == pytest.approx(1000 * (own["came"] - start))
+        assert bar.get_width() == pytest.approx(1000 * (own["left"] - own["came"]))
+        assert line.get_xdata()[0] == bar.get_x() and to_hex(line.get_color()) == to_hex(bar.get_facecolor()) == color
+    assert len(axes.patches) == 4
+    last = max(own["came"] for own in times)
+    assert axes.lines[4].get_xdata()[0] == pytest.approx(1000 * (last - start))
+    assert "milliseconds" in axes.get_xlabel()
+
+
+def test_waits_refuses_a_run_without_times():
+    with pytest.raises(InputError, match="came=time.monotonic"):
+        figures.waits(logged((0, "x", [1], [1])))
