@@ -36,7 +36,7 @@ def main():
 
     for step, size in enumerate(SIZES):
         t = torch.zeros(size // 4, device=device)  # float32; a sum of zeros grows in no try
-        tries = 20 if size < 2**20 else 6
+        tries = 15 if size < 2**20 else 5
         seconds = torch.zeros(tries, len(WAYS), device=device)
         for number in range(tries):
             for column, way in enumerate(WAYS):
