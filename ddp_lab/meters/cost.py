@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,11 +47,13 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
     if len(set(sizes)) < 2:
         raise InputError(f"fit(): a line needs two sizes at least, and there is {len(set(sizes))}.")
     rows = [(1 / time, size / time) for size, time in zip(sizes, seconds, strict=True)]  # alpha a + beta b = 1
-    aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
-    a, b = sum(a for a, _ in rows), sum(b for _, b in rows)
-    alpha, beta = (a * bb - b * ab) / (aa * bb - ab * ab), (b * aa - a * ab) / (aa * bb - ab * ab)
+    # The normal equations, solved by Cramer's rule; each determinant as a sum over pairs, for as a difference of
+    # products it loses its digits where sizes are far apart.
+    pairs = [(a - c, d - b, a * d - b * c) for (a, b), (c, d) in itertools.combinations(rows, 2)]
+    whole = sum(area**2 for _, _, area in pairs)
+    alpha, beta = sum(b * area for _, b, area in pairs) / whole, sum(a * area for a, _, area in pairs) / whole
     if alpha < 0:
-        return Cost(0.0, b / bb)
+        return Cost(0.0, sum(b for _, b in rows) / sum(b * b for _, b in rows))
     if beta < 0:
-        return Cost(a / aa, 0.0)
+        return Cost(sum(a for a, _ in rows) / sum(a * a for a, _ in rows), 0.0)
     return Cost(alpha, beta)
