@@ -51,15 +51,20 @@ class Cells:
 
     def script(self, name):
         """(the script of the cell of this name, its number of ranks)."""
-        (source,) = [cell.source for cell in self.cells if f" --name {name} " in cell.source]
-        options, script = source.split("\n", 1)
-        words = shlex.split(options)
+        words, script = self._cell(name)
         return script, int(words[words.index("--nproc") + 1])
 
     def run(self, name, *edits, nproc=None):
-        """The run of a cell in which texts were replaced: pairs (old, new)."""
+        """The run of a cell in which texts were replaced: pairs (old, new). It is counted if the cell's is."""
         script, ranks = self.script(name)
         for old, new in edits:
             assert old in script, old
             script = script.replace(old, new)
-        return launch([], name, (), nproc or ranks, 120, 60, "none", None, None, None, check=False, cell=script)
+        how = {"check": False, "count": "--count" in self._cell(name)[0], "cell": script}
+        return launch([], name, (), nproc or ranks, 120, 60, "none", None, None, None, **how)
+
+    def _cell(self, name):
+        """(the words of its first line, the lines below)."""
+        (source,) = [cell.source for cell in self.cells if f" --name {name} " in cell.source]
+        options, script = source.split("\n", 1)
+        return shlex.split(options), script
