@@ -1,0 +1,27 @@
+"""BatchNorm's running mean comes from device 0's share alone: the other replicas' statistics are thrown away.
+
+    python -m ddp_lab.labs.faults.dp_batchnorm_first_share
+
+Look at the running mean beside the means of the shares and of the batch.
+"""
+
+import torch
+from torch import nn
+
+from ddp_lab import worker
+from ddp_lab.meters.virtual import data_parallel
+
+
+def main():
+    net = nn.BatchNorm1d(1, momentum=1.0)  # the running mean is the last batch's
+    model = data_parallel(net, 3)
+    batch = torch.tensor([[0.0], [2.0], [10.0], [12.0], [20.0], [22.0]], device=net.weight.device)
+    model(batch)
+    running = net.running_mean.item()
+    shares = [share.mean().item() for share in batch.chunk(3)]
+    worker.log(shares=shares, batch=batch.mean(), running=running, batches=net.num_batches_tracked)
+    print(f"running mean {running:.1f}, the shares' means {shares}, the batch's {batch.mean().item():.1f}")
+
+
+if __name__ == "__main__":
+    main()

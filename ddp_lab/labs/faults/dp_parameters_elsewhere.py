@@ -1,0 +1,24 @@
+"""A new head was made on another device than the body: DataParallel wants all parameters on device 0.
+
+    python -m ddp_lab.labs.faults.dp_parameters_elsewhere
+
+Look at the two devices in the error. (`meta`, a device without memory, is one that every machine has.)
+"""
+
+import torch
+from torch import nn
+
+from ddp_lab import worker
+from ddp_lab.meters.virtual import data_parallel
+
+
+def main():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model = data_parallel(net, 2)
+    net[1] = nn.Linear(4, 3, device="meta")
+    outputs = model(torch.ones(6, 4))
+    worker.log(shape=list(outputs.shape))
+
+
+if __name__ == "__main__":
+    main()
