@@ -9,6 +9,7 @@ from ddp_lab.figures.backends import backends
 from ddp_lab.figures.collectives import exchanges, waits
 from ddp_lab.figures.costs import cost_fit, times
 from ddp_lab.figures.counts import counts
+from ddp_lab.figures.dataparallel import carried, held, phases
 from ddp_lab.figures.masks import devices
 from ddp_lab.figures.reads import samples
 from ddp_lab.figures.rings import partial_sums, traffic
@@ -25,12 +26,15 @@ __all__ = [
     "apart",
     "backends",
     "bars",
+    "carried",
     "cost_fit",
     "counts",
     "curves",
     "devices",
     "exchanges",
+    "held",
     "partial_sums",
+    "phases",
     "rank_color",
     "samples",
     "style",

@@ -1,0 +1,74 @@
+"""The pictures of DataParallel: what is drawn is what the tables hold."""
+
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+
+from ddp_lab import figures
+from ddp_lab.errors import InputError
+from ddp_lab.figures.dataparallel import KINDS
+
+LEDGER = pd.DataFrame({
+    "device": [0, 1, 2] * 2,
+    "phase": ["replicate"] * 3 + ["reduce"] * 3,
+    "bytes_in": [0, 1000, 1000, 2000, 0, 0],
+    "bytes_out": [2000, 0, 0, 0, 1000, 1000],
+})  # fmt: skip
+
+
+def peak(devices, **columns):
+    table = pd.DataFrame({kind: [0] * devices for kind in KINDS} | columns)
+    return table.assign(total=table.sum(axis="columns"))
+
+
+def heights(bars):
+    return [round(bar.get_height()) for bar in bars]
+
+
+def test_phases_draws_what_was_received_upward_and_what_was_sent_downward():
+    figure = figures.phases(LEDGER, title="one step")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["replicate", "reduce"]
+    for axes, (_, rows) in zip(figure.axes, LEDGER.groupby("phase", sort=False), strict=True):
+        bars = sorted(axes.patches, key=lambda bar: bar.get_x())
+        expected = [value for pair in zip(rows["bytes_in"], -rows["bytes_out"], strict=True) for value in pair]
+        assert heights(bars) == expected
+        assert [to_hex(bar.get_facecolor()) for bar in bars[::2]] == ["#0072b2", "#e69f00", "#009e73"]  # as ranks
+        assert sorted(text.get_text() for text in axes.texts) == ["1k", "1k", "2k"]  # zeros have no number
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+
+
+def test_held_stacks_what_each_device_holds_and_writes_the_whole():
+    two = peak(2, parameters=[100, 100], inputs=[40, 20], gradients=[250, 120])
+    figure = figures.held({"two devices": two, "many": peak(6, parameters=[7] * 6)})
+    first, second = figure.axes
+    for place in range(2):
+        stack = [bar for bar in first.patches if round(bar.get_x() + bar.get_width() / 2) == place]
+        assert heights(stack) == list(two.loc[place, list(KINDS)])
+        assert round(stack[-1].get_y() + stack[-1].get_height()) == two.loc[place, "total"]
+        assert [to_hex(bar.get_facecolor()) for bar in stack] == [to_hex(color) for color in KINDS.values()]
+    assert [text.get_text() for text in first.texts] == ["390", "240"]
+    assert [text.get_text() for text in second.texts] == ["7", "7"]  # of six bars the first and the last
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["gradients", "inputs", "parameters"]
+
+
+def test_carried_draws_lines_as_derived_and_dots_as_counted():
+    lines = {"DP": {2: 2, 3: 4, 4: 6}, "ring": {2: 2, 3: 2.67, 4: 3}}
+    figure = figures.carried(lines, {"DP": {2: 2.5, 4: 6.5}})
+    (axes,) = figure.axes
+    for line, (label, amounts) in zip(axes.lines, lines.items(), strict=True):
+        assert (line.get_label(), dict(zip(line.get_xdata(), line.get_ydata(), strict=True))) == (label, amounts)
+    (dots,) = axes.collections
+    assert [tuple(dot) for dot in dots.get_offsets()] == [(2, 2.5), (4, 6.5)]
+    assert to_hex(dots.get_facecolor()[0]) == to_hex(axes.lines[0].get_color()) != to_hex(axes.lines[1].get_color())
+
+
+@pytest.mark.parametrize("draw, text", [
+    (lambda: figures.phases(LEDGER[:0]), "the ledger has no rows. Call the model first"),
+    (lambda: figures.held({}), "nothing to draw"),
+    (lambda: figures.carried({}), "nothing to draw"),
+    (lambda: figures.carried({"DP": {2: 2}}, {"pd": {2: 2}}), "there is no line 'pd'"),
+])  # fmt: skip
+def test_what_cannot_be_drawn_is_said(draw, text):
+    with pytest.raises(InputError, match=text):
+        draw()
