@@ -67,9 +67,11 @@ def _sort_out(run):
     total = int(counted["bytes"].sum())
     if total > MOST:
         parts = counted.groupby("op")["bytes"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+        wide = parts[parts.index.isin(["broadcast", "all_reduce"])]  # what gives all of it to all
+        parts = wide if len(wide) else parts
         op, (calls, most) = parts.index[0], parts.iloc[0]
         what = f"Most by {op}: {most} bytes in {calls} calls, on all ranks."
-        if {"all_reduce"} & set(parts.index):
+        if "all_reduce" in parts.index:
             what += " A sum moves a whole table to bring numbers that stand in different places of it."
         elif "broadcast" in parts.index:
             what += " A broadcast gives everything to everyone. Who needs all of it?"

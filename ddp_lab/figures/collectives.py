@@ -24,7 +24,7 @@ def exchanges(panels, columns=2):
     found = {title: _records(run, name) for title, (run, name) in panels.items()}
     columns = min(columns, len(found))
     most = [max(len(row[side]) or 1 for rows in found.values() for row in rows) for side in ("before", "after")]
-    width = most[0] + 1 + most[1]  # one for the arrow
+    width = max(most[0] + 1 + most[1], 6)  # one for the arrow; six at least, for the title
     lines = math.ceil(len(found) / columns)
     depths = [len(rows) for rows in found.values()]
     depths = [max(depths[line * columns : (line + 1) * columns]) for line in range(lines)]  # of each line of panels
@@ -35,6 +35,7 @@ def exchanges(panels, columns=2):
         figure.get_layout_engine().set(h_pad=0.08)
         for axes in all_axes[len(found) :]:
             axes.set_axis_off()
+        shown = None  # the ranks of the panel before
         for place, (axes, rows) in enumerate(zip(all_axes, found.values(), strict=False)):
             ranks = 1 + max(row["rank"] for row in rows)
             for line, row in enumerate(rows):
@@ -48,8 +49,9 @@ def exchanges(panels, columns=2):
             axes.set_yticks(range(len(rows)), [f"rank {row['rank']}" for row in rows], fontweight="bold")
             for label, row in zip(axes.get_yticklabels(), rows, strict=True):
                 label.set_color(text_color(rank_color(row["rank"])))
-            if place % columns:
+            if place % columns and shown == [row["rank"] for row in rows]:  # as in the panel to the left
                 axes.set_yticklabels([])
+            shown = [row["rank"] for row in rows]
     return figure
 
 

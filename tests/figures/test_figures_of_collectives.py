@@ -99,6 +99,15 @@ def test_a_number_that_no_rank_can_have_given_has_a_broken_frame_and_zero_none()
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["0", "1e9", "10", "3"]
 
 
+def test_rows_are_named_again_where_the_panel_to_the_left_has_other_ranks():
+    run = logged((0, "x", [1], [1]), (1, "x", [10], [10]), (1, "y", [10], [10]), (0, "z", [1], [1]), (1, "z", [1], [1]))
+    axes = figures.exchanges({name: (run, name) for name in "xyz"}).axes
+    names = [[label.get_text() for label in panel.get_yticklabels()] for panel in axes[:3]]
+    assert names == [["rank 0", "rank 1"], ["rank 1"], ["rank 0", "rank 1"]]
+    beside = figures.exchanges({"x": (run, "x"), "z": (run, "z")}).axes[1]
+    assert not any(label.get_text() for label in beside.get_yticklabels())
+
+
 @pytest.mark.parametrize(
     "value, ranks",
     [
