@@ -32,9 +32,10 @@ def cost_fit(times, cost, title="Time of an all-reduce: a floor, and a slope"):
             axes.plot(dense, part, linestyle=(0, (2, 2)), color=FINE, linewidth=1.2, alpha=0.8, label=label)
             spot = {"textcoords": "offset points", "color": FINE, "fontweight": "bold", "fontsize": 9}
             if number == 0:
-                axes.annotate(label, (dense[0], part[0]), (0, -4), va="top", **spot)
+                axes.annotate(label, (dense[0], part[0]), (0, -12), va="top", **spot)
             else:
-                axes.annotate(f"{label} ", (dense[-1], part[-1]), (-46, -30), ha="right", **spot)
+                below = dense[-1], max(part) / 16  # the line has been higher by where this text begins
+                axes.annotate(label, below, (0, 0), ha="right", va="top", **spot)
         low = min([time for time in times.values()] + [cost.alpha or math.inf])
         axes.set(xscale="log", yscale="log", ylim=(low / 3, max(times.values()) * 2))
         axes.set(xlabel="bytes in the tensor", ylabel="time")

@@ -1,5 +1,7 @@
 """How an all-reduce comes about: which ranks are in each part of the sum, and what each rank has sent."""
 
+import textwrap
+
 from ddp_lab.errors import InputError
 from ddp_lab.figures.style import BROKEN, INK, new_figure, style, text_on
 from ddp_lab.launch.output import rank_color, text_color
@@ -111,6 +113,7 @@ def traffic(runs, size):
             for label, rank in zip(axes.get_xticklabels(), range(len(run.ranks)), strict=True):
                 label.set(color=text_color(rank_color(rank)), fontweight="bold", fontsize=9)
         all_axes[0].set_ylabel("bytes")
-        figure.supxlabel(f"filled: sent; hatched: received; the number: times the tensor's {size:,} bytes", fontsize=9)
+        words = f"filled: sent; hatched: received; the number: times the tensor's {size:,} bytes"
+        figure.supxlabel(textwrap.fill(words, int(13 * width)), fontsize=9)  # in a narrow figure two lines
         figure._supxlabel.set_color(INK)
     return figure
