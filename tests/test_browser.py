@@ -118,7 +118,10 @@ def _of_runs(mark):
     return [p for p in found if any(kernels.runs_file(p, file) for file in files) and not kernels.is_server(p)]
 
 
-@pytest.mark.parametrize("name", ["00_start_here.ipynb", "03_ddp_setup.ipynb"])
+FIRST, *OTHERS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_notebook_runs_from_top_to_bottom(name, lab, page):
     folder, address, _ = lab
     _open(page, address(name))
