@@ -197,6 +197,7 @@ def quick():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="runs start warm on Linux only")
+@pytest.mark.slow
 def test_a_later_warm_hello_is_much_faster_than_torchrun(quick):
     # 10 times is what is wanted, on an idle machine; this one may be shared.
     later = quick[1]["launchers"]["ours-warm"]["hello"]["later"]
@@ -204,6 +205,7 @@ def test_a_later_warm_hello_is_much_faster_than_torchrun(quick):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="runs start warm on Linux only")
+@pytest.mark.slow
 def test_a_quick_run_has_all_figures_and_shows_them(quick):
     text, report = quick
     assert report["works"] == ["hello"] and report["rounds"] == 2 and not report["failed"]

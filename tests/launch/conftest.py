@@ -15,10 +15,11 @@ def home(tmp_path_factory):
         yield
 
 
-@pytest.fixture(scope="module", params=["warm", "cold"])
+@pytest.fixture(scope="module", params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
 def start(request):
     """Runs that leave it open start warm in one round, and cold in the other: all is as true of the one as of the
-    other.
+    other. That a cold run is one at all, and leaves nothing behind, is also among the quick tests: test_warm.py,
+    test_nothing_left.py.
     """
     server_for = torchrun._server
     with pytest.MonkeyPatch.context() as patch:

@@ -67,6 +67,7 @@ def namespaces_work():
     return shutil.which("unshare") and subprocess.run(in_namespace("true"), capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_host_name_that_resolves_to_nothing_does_not_matter(tmp_path, monkeypatch):
     if not namespaces_work():
         pytest.skip("no user and host name namespaces here (unshare)")

@@ -79,7 +79,7 @@ WAYS = {
 
 STARTS = {"warm": True, "cold": False}
 
-# Each way and each state once, warm and cold; the rest is slow.
+# Each way and each state once, warm; of these two cold, which are the ways of learners; the rest is slow.
 QUICK = {
     ("interrupt", "deadlock"),
     ("shutdown", "asleep"),
@@ -89,9 +89,15 @@ QUICK = {
     ("both killed", "ignores SIGTERM"),
 }
 
+QUICK_COLD = ("interrupt", "kernel killed")
+
 MATRIX = [
     pytest.param(
-        start, way, state, id=f"{start}-{way}-{state}", marks=() if (way, state) in QUICK else pytest.mark.slow
+        start,
+        way,
+        state,
+        id=f"{start}-{way}-{state}",
+        marks=() if (way, state) in QUICK and (start == "warm" or way in QUICK_COLD) else pytest.mark.slow,
     )
     for start in STARTS
     for way in WAYS

@@ -23,6 +23,8 @@ from ddp_lab.launch import warm
 
 torchrun = importlib.import_module("ddp_lab.launch.torchrun")
 
+WARM_AND_COLD = [pytest.param(True, id="warm"), pytest.param(False, id="cold", marks=pytest.mark.slow)]
+
 # All that a script can find out about the process that it runs in, and that may differ between a fork and a fresh one.
 PROBE = """
 import os
@@ -136,7 +138,7 @@ worker.log(torch=torch.rand(1).item(), numpy=numpy.random.rand(), random=random.
 """
 
 
-@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("is_warm", WARM_AND_COLD)
 def test_ranks_that_are_not_seeded_draw_their_own_numbers(tmp_path, is_warm):
     path = script(tmp_path, DRAWS)
     runs = [see(lab.torchrun, path, warm=is_warm).run for _ in range(2 if is_warm else 1)]
@@ -171,7 +173,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("is_warm", WARM_AND_COLD)
 def test_loader_workers_and_spawn_work_inside_a_rank(tmp_path, is_warm):
     seen = see(lab.torchrun, script(tmp_path, PROCESSES), nproc=1, warm=is_warm)
     assert seen.error is None, seen.error
@@ -188,7 +190,7 @@ def test_an_edited_script_and_an_edited_module_are_seen_at_the_next_run(tmp_path
         assert see(lab.torchrun, path, nproc=1, warm=True).run.ranks[0].stdout == f"{number} {number}\n"
 
 
-@pytest.mark.parametrize("is_warm", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize("is_warm", WARM_AND_COLD)
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "sys.exit(0)", "pass"])
 def test_a_rank_that_ends_before_the_others_is_no_reason_to_wait(tmp_path, end, is_warm):
     source = f"""
@@ -373,6 +375,7 @@ def test_what_a_server_cannot_pass_on_is_noticed(name, other):
     assert told == ["", name] and not warm._server.outdated()
 
 
+@pytest.mark.slow
 def test_without_semaphores_it_starts_cold(monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -421,6 +424,7 @@ def test_a_torch_that_was_changed_since_starts_cold_and_then_warm_again():
     assert not psutil.pid_exists(before.pid)
 
 
+@pytest.mark.slow
 def test_after_an_installation_it_starts_cold_once(monkeypatch):
     assert why() is None
     (folder,) = [name for name in warm._server._loaded if name.endswith("site-packages")]
@@ -609,6 +613,7 @@ def test_when_the_server_is_killed_its_runs_end_and_the_kernel_goes_on(tmp_path)
         assert "ok" in it.run("print('ok' if lab.torchrun('hello', show='none').ok else 'no')")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_holds_nobody_up(tmp_path, monkeypatch):
     here = tmp_path / "here"
     path = script(tmp_path, f"open({str(here)!r}, 'w').close()\n{ASLEEP}")
@@ -645,7 +650,10 @@ def test_a_server_that_is_stopped_holds_nobody_up(tmp_path, monkeypatch):
     assert why() is None
 
 
-@pytest.mark.parametrize("way", ["shutdown", "restart", "kill", "kill while it is stopped"])
+SLOW_WAYS = [pytest.param(way, marks=pytest.mark.slow) for way in ("shutdown", "restart", "kill while it is stopped")]
+
+
+@pytest.mark.parametrize("way", ["kill", *SLOW_WAYS])
 def test_an_idle_server_ends_with_its_kernel(tmp_path, way):
     with kernel(tmp_path) as it:
         it.run("import ddp_lab as lab; lab.torchrun('hello', show='none', warm=True)")
