@@ -1,6 +1,7 @@
 """Checks of notebook 01, DataParallel and its pitfalls."""
 
 import ast
+from numbers import Real
 
 from ddp_lab.checks.answers import calls_in, ended_well, kind_of, of_ranks, script_of
 from ddp_lab.checks.verdict import NotYet, exercise
@@ -23,7 +24,13 @@ def _ledger_by_hand(answer):
     if not callable(answer):
         raise NotYet(f"the answer is {kind_of(answer)}, not a function. {_ledger_by_hand.__doc__}")
     for number, case in enumerate(CASES):
-        _compare(case, _phases(answer(*case)), number)
+        try:
+            found = answer(*case)
+        except Exception as error:
+            raise NotYet(
+                f"your function raised {type(error).__name__}: {error}, for {case[3]} samples on {case[4]} devices."
+            ) from None
+        _compare(case, _phases(found), number)
     return "in each phase the bytes of device 0, with even shares, uneven ones, and devices that have none."
 
 
@@ -55,7 +62,7 @@ def _phases(found):
 
 
 def _number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _compare(case, found, number):
@@ -64,7 +71,7 @@ def _compare(case, found, number):
     right = ledger_of_device_0(*case)
     where = f"{samples} samples on {devices} devices"
     if not any(value for pair in found.values() for value in pair):
-        raise NotYet("all is still 0. Begin with replicate: to how many devices do the weights go?")
+        raise NotYet("all is still 0. Begin with scatter: how many samples leave device 0?")
     for phase, pair in right.items():
         own = found[phase]
         if own == pair:
@@ -81,7 +88,13 @@ def _compare(case, found, number):
             raise NotYet(f"{phase}: that is the whole batch. Device 0's own share stays where it is.")
         if phase in ("replicate", "reduce") and max(own) == devices * weights:
             raise NotYet(f"{phase}: that is one too many. Device 0's replica uses the module's own memory.")
+        if phase in ("replicate", "reduce") and max(own) == weights:
+            raise NotYet(f"{phase}: that is one device's. How many devices have a replica, besides device 0?")
+        if phase == "scatter" and min(own) == 0 < max(own) and own[0]:
+            raise NotYet("scatter: the batch lies on device 0, which sends the others their shares.")
         share = CHUNKS.get(samples, f"{samples} rows in shares of {-(-samples // devices)}")
+        if number >= 3:
+            raise NotYet(f"{phase} is right for the target's three, and not for {where} of other sizes.")
         if number:
             raise NotYet(f"{phase} is right for even shares, and not for {where}: {share}.")
         raise NotYet(f"{phase} is {own}, not yet the bytes of {where}. How much of it lies on the other devices?")
@@ -98,13 +111,20 @@ def _gather_losses(run):
             "each device has 8 samples, and all 32 labels: only arguments of the call are split. "
             "Call the model with the labels."
         )
+    if "forward()" in text and ("missing 1 required" in text or "positional argument" in text):
+        raise NotYet("forward and its call do not agree: both need the labels. Change both places.")
+    if "1D target must have size 1" in text:
+        raise NotYet("what model(...) returns are losses already: no cross_entropy outside.")
+    if "'NoneType' object has no attribute 'norm'" in text:
+        raise NotYet("there is no gradient. Is loss.backward() missing?")
     ended_well(run, _gather_losses.__doc__)
     of_ranks(run, 1)
     tree = script_of(run)
     calls = calls_in(tree) if tree else []
     found = next((record for record in reversed(run.ranks[0].records) if "gathered" in record), None)
-    if not found or not all(_number(found.get(name)) for name in ("devices", "gathered", "ratio", "difference")):
-        raise NotYet("the script did not log gathered, ratio and difference. Leave its worker.log as it was.")
+    names = ("devices", "gathered", "reduced", "ratio", "difference")
+    if not found or not all(_number(found.get(name)) for name in names):
+        raise NotYet("the script did not log gathered, reduced, ratio and difference. Leave its worker.log as it was.")
     if any(name == "log" and any(isinstance(word.value, ast.Constant) for word in call.keywords)
            for name, call, _ in calls):  # fmt: skip
         raise NotYet("a number is written down in worker.log, where it is to be counted. Leave that call as it was.")
@@ -132,12 +152,19 @@ def _gather_losses(run):
             f"24 bytes, but the gradients are {found['difference']:.1g} from those of the whole batch. "
             "Do all four losses count, each once and alike?"
         )
+    if found["reduced"] != 3 * 9000 * 8:
+        raise NotYet(
+            "the gradients are right, but have not come from the other devices: "
+            "begin backward() at what model(...) has returned."
+        )
     return "device 0 receives 24 bytes instead of 192,000, and the gradients are those of the whole batch."
 
 
 @exercise("01.3")
 def _state_survives(run):
     """The answer is the run of your cell: `lab.check("01.3", answer)`."""
+    if "'int' object is not iterable" in str(getattr(run, "error", "") or ""):
+        raise NotYet("what forward returns must be tensors: gather joins them by rows.")
     ended_well(run, _state_survives.__doc__)
     of_ranks(run, 1)
     records = run.ranks[0].records
@@ -154,11 +181,14 @@ def _state_survives(run):
     if not any(counts) and not any(map(_any, totals)):
         raise NotYet("nothing is kept: count is 0 after each step. What a replica changes goes with it: return it.")
     if counts == [3, 6, 9, 12]:
-        raise NotYet("count is 3 more in each step: device 0's share alone. The others' are to be added.")
+        raise NotYet(
+            "count is 3 more in each step: device 0's share alone, or the number of devices. Add up all shares."
+        )
     if counts == [7] * 4:
         raise NotYet("count is 7 after each step: it is set anew, where it is to be added to.")
     if counts != [7, 14, 21, 28]:
-        raise NotYet(f"count is {', '.join(f'{count:g}' for count in counts)}; it is to be 7, 14, 21, 28.")
+        twice = ", device 0's share twice" if counts[0] == 10 else ""
+        raise NotYet(f"count is {', '.join(f'{count:g}' for count in counts)}{twice}; it is to be 7, 14, 21, 28.")
     expected, right = [0, 0], []
     for step in range(4):  # the batch is 0 to 13 in two columns, and `step` more in each
         expected = [expected[0] + 42 + 7 * step, expected[1] + 49 + 7 * step]
@@ -166,6 +196,9 @@ def _state_survives(run):
     if totals != right:
         if not any(map(_any, totals)):
             raise NotYet("count is right, total is still lost. It is to be returned and added, too.")
+        last = totals[-1]
+        if isinstance(last, list) and len(set(last)) == 1:
+            raise NotYet("count is right; total has added up both columns. Let each device return a row: keepdim=True.")
         raise NotYet(
             f"count is right; total ends as {totals[-1]}, and the sums of the two columns are {right[-1]}."
         )

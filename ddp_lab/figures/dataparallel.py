@@ -38,8 +38,8 @@ def phases(ledger, title=None):
             axes.axhline(0, color=INK, linewidth=1)
             axes.set(xlabel="device", ylim=(-1.2 * most, 1.2 * most))
             axes.set_xticks(list(rows["device"]))
-        panels[0].set_yticks([-most, 0, most], [f"{most:,}", "0", f"{most:,}"])
-        panels[0].set_ylabel("bytes  ← sent      received →")
+        panels[0].set_yticks([-most, 0, most], [_short(most), "0", _short(most)])
+        panels[0].set_ylabel("bytes: sent below, received above")
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
@@ -102,7 +102,7 @@ def carried(lines, measured=None, title=None):
         for color, label in zip(colors, lines, strict=False):
             if label in measured:
                 axes.scatter(list(measured[label]), list(measured[label].values()), color=color, s=36, zorder=3)
-        axes.set(xlabel="devices", ylabel="sizes of the model, in and out")
+        axes.set(xlabel="devices", ylabel="weights and gradients\nin and out, in model sizes")
         axes.set_xticks(sorted({devices for amounts in lines.values() for devices in amounts if devices % 2 == 0}))
         axes.set_ylim(bottom=0)
         label_ends(axes)

@@ -22,7 +22,7 @@ from ddp_lab.meters.virtual import VirtualDataParallel
 BATCH = 32  # images for each device in a step
 
 
-def measure(model, images, labels, device, gpus):
+def measure(model, images, labels, inputs_on, gpus):
     """[median seconds of a step, the most bytes that tensors took on one of these GPUs]."""
     optimizer, seconds = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), []
     for gpu in gpus:
@@ -30,7 +30,8 @@ def measure(model, images, labels, device, gpus):
     for _ in range(25):
         begin = time.perf_counter()
         optimizer.zero_grad()
-        cross_entropy(model(images.to(device)), labels.to(device)).backward()
+        scores = model(images.to(inputs_on))
+        cross_entropy(scores, labels.to(scores.device)).backward()
         optimizer.step()
         for gpu in gpus:
             torch.accelerator.synchronize(gpu)  # when Python has gone on, a GPU still works
@@ -58,7 +59,7 @@ def main():
         parallel = DataParallel if real else VirtualDataParallel
         gpus = list(range(world_size)) if real else []
         model = parallel(make().to(device), gpus or world_size)
-        dp = measure(model, images, labels, device, gpus)
+        dp = measure(model, images, labels, "cpu", gpus)  # from there each share goes straight to its device
         del model
         gc.collect()
         if real:

@@ -25,7 +25,7 @@ class InPython(nn.Module):
         threads.add(threading.current_thread().name)
         rows = []
         for row in x.tolist():  # as a tokenizer, or a tree that is walked: the interpreter works, and not torch
-            for _ in range(2000):
+            for _ in range(10_000):
                 row = [0.9 * value + 0.1 for value in row]
             rows.append(row)
         return torch.tensor(rows)

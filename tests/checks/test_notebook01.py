@@ -53,8 +53,15 @@ WRONG_LEDGERS = {
         "not for 9 samples on 4 devices: three shares of 3: the fourth device has none",
     ),
     "elements": (changed(reduce=lambda own, case: (own[0] / 4, 0)), "not yet the bytes of 96 samples on 4 devices"),
-    "an error": (lambda weights: 0, "the answer could not be read"),
+    "an error": (lambda *case: 1 / 0, "your function raised ZeroDivisionError: division by zero, for 96 samples"),
+    "one device's gradients": (changed(reduce=lambda own, case: (case[0], 0)), "How many devices have a replica"),
+    "from the host": (changed(scatter=lambda own, case: (own[1], 0.0)), "in and out are exchanged"),
+    "its own share from the host": (changed(scatter=lambda own, case: (6144, 0)), "the batch lies on device 0"),
     "the numbers of one case": (lambda *case: ledger_of_device_0(*CASES[0]), "is right for even shares"),
+    "the three of the target": (
+        lambda *case: ledger_of_device_0(*(case if case in CASES[:3] else CASES[0])),
+        "is right for the target's three, and not for 64 samples on 8 devices",
+    ),
 }
 
 
@@ -85,8 +92,19 @@ WRONG_LOSSES = {
     ),
     "two devices": ([("(net, 4)", "(net, 2)")], "the model is on 2 devices"),
     "the module called": ([(LOSS, "loss = net(batch, labels).mean()")], "the module called, and not the model"),
+    "forward alone": ([(LOSS, "loss = cross_entropy(model(batch), labels)")], "forward and its call do not agree"),
+    "the call alone": (
+        [("def forward(self, batch, labels)", "def forward(self, batch)"), (RETURN, "return self.layer(batch)")],
+        "forward and its call do not agree",
+    ),
+    "twice": ([(LOSS, "loss = cross_entropy(model(batch, labels), labels)")], "are losses already"),
+    "no backward": ([("loss.backward()\n", "")], "Is loss.backward() missing?"),
+    "the module trained": (
+        [(LOSS, "model(batch, labels).mean()\nloss = net(batch, labels)")],
+        "have not come from the other devices",
+    ),
     "written down": ([('gathered=ledger.loc[("gather", 0), "bytes_in"]', "gathered=24")], "is written down"),
-    "not logged": ([("    ratio=", "    other=")], "did not log gathered, ratio and difference"),
+    "not logged": ([("    ratio=", "    other=")], "did not log gathered, reduced, ratio and difference"),
 }
 
 
@@ -101,9 +119,12 @@ WRONG_STATES = {
     "set anew": ([("net.count +=", "net.count ="), ("net.total +=", "net.total =")], "it is set anew"),
     "the first share": ([("counts.sum()", "counts[0]")], "device 0's share alone"),
     "total forgotten": ([("    net.total += totals.sum(0)\n", "")], "count is right, total is still lost"),
-    "total in one": ([("totals.sum(0)", "totals.sum()")], "count is right; total ends as"),
+    "total in one": ([("totals.sum(0)", "totals.sum()")], "has added up both columns"),
+    "total of the first": ([("totals.sum(0)", "totals[0]")], "count is right; total ends as"),
+    "no tensor": ([("torch.tensor([len(x)], device=x.device)", "len(x)")], "must be tensors"),
     "counted twice": ([("counts.sum()", "2 * counts.sum()")], "count is 14, 28, 42, 56"),
     "the module called": ([("totals = model(batch)", "totals = net(batch)")], "forward got all 7 samples at once"),
+    "device 0's share twice": ([("counts.sum()", "counts.sum() + counts[0]")], "40, device 0's share twice"),
     "two devices": ([("(net, 3)", "(net, 2)")], "shares of 3, 3 and 1"),
     "fewer steps": ([("range(4)", "range(2)")], "in each of 4 steps"),
 }

@@ -13,10 +13,11 @@ from ddp_lab.meters.virtual import data_parallel
 
 
 def main():
-    net = nn.BatchNorm1d(1, momentum=1.0)  # the running mean is the last batch's
+    net = nn.BatchNorm1d(1)
     model = data_parallel(net, 3)
     batch = torch.tensor([[0.0], [2.0], [10.0], [12.0], [20.0], [22.0]], device=net.weight.device)
-    model(batch)
+    for _ in range(50):
+        model(batch)
     running = net.running_mean.item()
     shares = [share.mean().item() for share in batch.chunk(3)]
     worker.log(shares=shares, batch=batch.mean(), running=running, batches=net.num_batches_tracked)

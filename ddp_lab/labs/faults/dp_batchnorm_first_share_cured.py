@@ -1,4 +1,4 @@
-"""The module itself sees the whole batch once more, and takes its statistics from there.
+"""The module itself takes the statistics anew, after training, from whole batches.
 
     python -m ddp_lab.labs.faults.dp_batchnorm_first_share_cured
 
@@ -13,12 +13,15 @@ from ddp_lab.meters.virtual import data_parallel
 
 
 def main():
-    net = nn.BatchNorm1d(1, momentum=1.0)  # the running mean is the last batch's
+    net = nn.BatchNorm1d(1)
     model = data_parallel(net, 3)
     batch = torch.tensor([[0.0], [2.0], [10.0], [12.0], [20.0], [22.0]], device=net.weight.device)
-    model(batch)
+    for _ in range(50):
+        model(batch)
+    net.reset_running_stats()
+    net.momentum = None  # a plain average over what follows
     with torch.no_grad():
-        net(batch)  # as often as it takes, after training: not on shares
+        net(batch)  # after training, once through the data: not on shares
     running = net.running_mean.item()
     shares = [share.mean().item() for share in batch.chunk(3)]
     worker.log(shares=shares, batch=batch.mean(), running=running, batches=net.num_batches_tracked)
