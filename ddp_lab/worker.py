@@ -43,7 +43,7 @@ def log(**values):
     """
     line = _json(values, "worker.log") + "\n"
     if RANK_DIR in os.environ:
-        _append("records.jsonl", line, "worker.log")
+        append(_path("records.jsonl"), line, "worker.log")
     else:
         _print(line, sys.stdout)
 
@@ -91,7 +91,7 @@ def progress(i, n, **values):
     if RANK_DIR in os.environ:
         if _due(i, n):
             line = f'{{"i": {i}, "n": {n}, "time": {time.time()}, "values": {values}}}\n'
-            _append("progress.jsonl", line, "worker.progress")
+            append(_path("progress.jsonl"), line, "worker.progress")
     elif os.environ.get("RANK", "0") == "0" and _tenth_passed(i, n):
         shown = "".join(f"  {key} {_short(value)}" for key, value in json.loads(values).items())
         _print(f"{i} of {n}{shown}\n", sys.stderr)  # stdout is for the script's own lines and records
@@ -231,18 +231,20 @@ def _check_name(name):
 
 # ---- where it goes
 
-_descriptors = {}  # path -> open descriptor, so that a record costs one write
+
+def _path(name):
+    return os.path.join(os.environ[RANK_DIR], name)
 
 
-def _append(name, line, caller):
-    """Add a whole line to a file of this rank's folder by one write, or nothing."""
-    path = os.path.join(os.environ[RANK_DIR], name)
+_descriptors = {}  # path -> open descriptor, and what it was opened on: so a record costs one write
+
+
+def append(path, line, caller):
+    """Add a whole line to a file of this rank's folder by one write, or nothing. OSError names the caller."""
     data = line.encode()
     written = 0
     try:
-        if path not in _descriptors:
-            _descriptors[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        file = _descriptors[path]
+        file = _open(path)
         try:
             while written < len(data):  # more than one round only where the disk is filling up
                 written += os.write(file, data[written:])
@@ -251,6 +253,35 @@ def _append(name, line, caller):
                 _take_back(file, written)
     except OSError as error:
         raise _no_write(error, caller, path) from None
+
+
+def _open(path):
+    """The descriptor of a file. The script may have closed it, and have a file of its own under that number by now."""
+    file, opened = _descriptors.get(path, (-1, None))
+    if opened is None or _identity(file) != opened:
+        file = _out_of_the_way(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        _descriptors[path] = file, _identity(file)
+    return file
+
+
+def _identity(file):
+    try:
+        found = os.fstat(file)
+    except OSError:  # closed
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _out_of_the_way(file):
+    """The same file under a number that no script closes because it thinks it its own, as 3 or 4."""
+    import fcntl  # not on Windows, where a script may still run bare
+
+    try:
+        high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 500)
+    except OSError:  # this process may not have so many
+        return file
+    os.close(file)
+    return high
 
 
 def _take_back(file, written):

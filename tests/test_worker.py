@@ -137,6 +137,25 @@ def test_records_arrive_after_the_script_has_changed_its_directory(rank_dir, tmp
     assert records(rank_dir) == [{"a": 1}] and (rank_dir / "saved" / "b.json").exists()
 
 
+def test_a_file_that_has_taken_the_descriptor_stays_the_scripts(rank_dir):
+    free = os.dup(0)
+    os.close(free)
+    worker.log(a=1)
+    records_file = os.stat(rank_dir / "records.jsonl")
+    own = os.open(rank_dir / "own.txt", os.O_WRONLY | os.O_CREAT)
+    assert own == free  # ours is not among the numbers that a script opens
+    for number in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if os.path.samestat(os.fstat(number), records_file):
+                os.dup2(own, number)
+                taken = number
+    worker.log(a=2)
+    os.close(taken)
+    worker.log(a=3)
+    assert os.fstat(own).st_size == 0 and records(rank_dir) == [{"a": 1}, {"a": 2}, {"a": 3}]
+    os.close(own)
+
+
 @contextlib.contextmanager
 def room_for(size):
     """Make files end after so many bytes, as a full disk does: a last write that is cut, then an error.
