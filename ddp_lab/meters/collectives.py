@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
+
+from ddp_lab import worker
 
 FILE = "collectives.jsonl"
 """In the folder of a counted rank: a line for each row."""
@@ -36,13 +38,18 @@ class CollectiveMeter:
       a barrier, and for a rank that hands in nothing, as the others of a scatter. Of a sparse tensor: values and,
       among the bytes, indices.
     - dtype: "float32", "int64", ... as torch prints it; "" where there is no tensor.
-    - peer: for send and recv the global rank of the other side, None for a recv from any; None for all others.
+    - peer: for send and recv the global rank of the other side, None for a recv from any, and in a group that was
+      destroyed before its first call; None for all others.
 
-    It changes no result. Meters nest, and each has its own rows. There is no buffer that could overflow.
+    Complex tensors are counted as torch hands them on: most ops see two real numbers for each complex one (3 of
+    complex64 are 6 of float32); reduce, gather and reduce_scatter see them as they are. The bytes are the same.
+
+    It changes no result. Meters nest, and each has its own rows: `meter.rows = []` begins anew. There is no buffer
+    that could overflow.
 
     An object collective is two rows or three, as torch makes it of tensors: sizes, then bytes of pickles. Not seen:
-    monitored_barrier and what makes or ends groups, which go past the hooks; what other processes of this rank issue
-    (DataLoader workers, mp.spawn).
+    monitored_barrier, what makes or ends groups, and all of a backend written in Python (a ProcessGroup of its own),
+    which go past the hooks; what other processes of this rank issue (DataLoader workers, mp.spawn, forks).
 
     RuntimeError where this torch has no such hooks (they came with torch 2.14).
     """
@@ -51,11 +58,14 @@ class CollectiveMeter:
         self.rows: list[dict] = []
 
     def __enter__(self) -> CollectiveMeter:
-        begin(self.rows.append)
+        begin(self._take)
         return self
 
     def __exit__(self, *_) -> None:
-        end(self.rows.append)
+        end(self._take)
+
+    def _take(self, row: dict) -> None:
+        self.rows.append(row)  # looked up each time: `meter.rows = []` begins anew
 
     def table(self) -> str:
         """What was counted, as text: a line for each op, group, and dtype, in order of the first."""
@@ -79,7 +89,8 @@ class CollectiveMeter:
 
 _sinks: list[Callable[[dict], object]] = []
 _lock = threading.RLock()
-_register = None  # torch's own, while ours stands in its place
+_watched = weakref.WeakSet()  # the groups with our hook, also those that torch has forgotten meanwhile
+_ours = _torchs = None  # what stands in the place of torch's own function while we watch, and what stood there
 
 
 def begin(sink: Callable[[dict], object]) -> None:
@@ -92,19 +103,21 @@ def begin(sink: Callable[[dict], object]) -> None:
 
 
 def end(sink: Callable[[dict], object]) -> None:
-    """Undo one begin() of this sink."""
+    """Undo one begin() of this sink, if there is one left."""
     global _sinks
     with _lock:
         left = list(_sinks)  # a new list: the old one may be gone through at this moment
-        left.remove(sink)
+        with contextlib.suppress(ValueError):
+            left.remove(sink)
+        last = _sinks and not left
         _sinks = left
-        if not _sinks:
+        if last:
             _leave_all()
 
 
 def _watch_all() -> None:
     """Put our hook on the groups that there are, and on each that is made from now on."""
-    global _register
+    global _ours, _torchs
     import torch
     from torch.distributed import distributed_c10d as c10d
 
@@ -112,35 +125,65 @@ def _watch_all() -> None:
         raise RuntimeError(
             f"torch {torch.__version__} has no hooks on process groups, by which collectives are counted; 2.14 has."
         )
-    _register = c10d._register_process_group
+    before = c10d._register_process_group
 
     def register(name, group):
-        _register(name, group)
-        _watch(group)
+        before(name, group)  # no global: another tool may have kept this function, and call it whenever it likes
+        with _lock:
+            if _sinks:
+                _watch(group, name)
 
-    c10d._register_process_group = register
-    for group in c10d._world.pg_map:
-        _watch(group)
+    try:
+        for group, name in list(c10d._world.pg_names.items()):
+            _watch(group, name)
+    except BaseException:
+        _leave_all()
+        raise
+    c10d._register_process_group, _ours, _torchs = register, register, before
 
 
 def _leave_all() -> None:
+    global _ours, _torchs
     from torch.distributed import distributed_c10d as c10d
 
-    c10d._register_process_group = _register
-    for group in c10d._world.pg_map:
+    if _ours is not None and c10d._register_process_group is _ours:  # else another tool has put its own around ours
+        c10d._register_process_group = _torchs
+    _ours = _torchs = None
+    for group in list(_watched):
         with contextlib.suppress(RuntimeError):
             group.unregister_pre_hook(_HOOK)
+    _watched.clear()
 
 
-def _watch(group) -> None:
-    # The hook belongs to the group and must not hold it: a group lives as long as anything holds it.
-    name = group.group_name
+def _watch(group, name: str) -> None:
+    if group in _watched:
+        return
     shown = group.group_desc if group.group_desc not in ("", "undefined") else name
-    group.register_pre_hook(_HOOK, lambda args: _note(args, name, shown))
+    # The hook belongs to the group and must not hold it: a group lives as long as anything holds it.
+    group.register_pre_hook(_HOOK, functools.partial(_note, shown, {}, weakref.ref(group)))
+    _watched.add(group)
 
 
-def _note(args, name: str, shown: str) -> None:
-    op = _op(args.name)
+def _after_fork() -> None:
+    """A child is not this rank: its collectives go nowhere, and least of all into the rank's file."""
+    global _lock, _sinks
+    _lock = threading.RLock()  # another thread may have held it
+    if _sinks:
+        _sinks = []
+        _leave_all()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _note(shown: str, peers: dict[int, int], group: weakref.ref, args) -> None:
+    """Hand a row to each sink: the hook of a group. `peers` is empty until its first call: its ranks by global ones."""
+    if not _sinks:
+        return
+    if not peers:  # read now: torch knows them after it has registered a group, and only until the group is destroyed
+        peers.update(_global_ranks(group()))
+    number = args.name.value
+    op = _ops.get(number) or _op(args.name)
     tensors = args.output_tensors if op == "recv" else args.input_tensors
     numel = size = 0
     for tensor in tensors:
@@ -148,52 +191,48 @@ def _note(args, name: str, shown: str) -> None:
             values, indices = tensor._values(), tensor._indices()
             numel, size = numel + values.numel(), size + values.nbytes + indices.nbytes
         else:
-            numel, size = numel + tensor.numel(), size + tensor.numel() * tensor.element_size()
+            numel, size = numel + tensor.numel(), size + tensor.nbytes
     row = {
         "op": op,
         "group": shown,
         "numel": numel,
         "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
         "bytes": size,
-        "peer": _peer(name, args.root) if op in ("send", "recv") else None,
+        "peer": peers.get(args.root) if op in ("send", "recv") else None,
     }
     for sink in _sinks:
         sink(row)
 
 
-@functools.cache
+_ops: dict[int, str] = {}  # by value: what the hooks hand in is an enum, slow to hash and to ask for its name
+
+
 def _op(name) -> str:
-    """What the hooks call a collective (an enum, slow to ask for its name), as it is called in Python."""
-    return _NAMES.get(name.name, name.name.lower())
+    """What the hooks call a collective, as it is called in Python."""
+    return _ops.setdefault(name.value, _NAMES.get(name.name, name.name.lower()))
 
 
-def _peer(name: str, root: int) -> int | None:
-    """The global rank of a rank in the group of this name; None for "any"."""
+def _global_ranks(group) -> dict[int, int]:
+    """The global rank of each rank in a group; of a group that is destroyed nothing."""
     from torch.distributed import distributed_c10d as c10d
 
-    return None if root < 0 else c10d.get_global_rank(c10d._resolve_process_group(name), root)
+    return {inside: rank for rank, inside in c10d._world.pg_group_ranks.get(group, {}).items()}
 
 
-def count_into(folder: str) -> None:
+def count_into(folder: str | os.PathLike) -> None:
     """From now on write each row into the folder's FILE, at once, so that it survives however the process ends.
     `at` is the size of the rank's records by then: what it logs next comes behind it.
 
     Where a row cannot be written, the call that it is about raises OSError: a table with rows missing would tell lies.
     """
     records, rows = (os.path.join(folder, name) for name in ("records.jsonl", FILE))
-    file = os.open(rows, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(row: dict) -> None:
         try:
             at = os.stat(records).st_size
         except FileNotFoundError:  # nothing is logged yet
             at = 0
-        line = (json.dumps(row | {"at": at}) + "\n").encode()
-        try:
-            cut = os.write(file, line) < len(line)
-        except OSError as error:
-            raise OSError(error.errno, f"count=True could not write to {rows}: {error.strerror}") from None
-        if cut:
-            raise OSError(errno.ENOSPC, f"count=True could not write all of a row to {rows}: the disk is full")
+        worker.append(rows, json.dumps(row | {"at": at}) + "\n", "count=True")
 
+    worker.append(rows, "", "count=True")  # the file says that this rank is counted
     begin(write)

@@ -322,6 +322,126 @@ def test_a_torch_without_the_hooks_is_told(tmp_path):
     assert "has no hooks on process groups" in counted(tmp_path, body)[0]["it"]
 
 
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """For each of two ranks, what the meter has counted in scripts that do odd things, by name."""
+    body = """
+    import contextlib, functools, gc
+    from torch.distributed import distributed_c10d as c10d
+    from ddp_lab.meters import collectives
+
+    def hooks():
+        return sum(isinstance(it, functools.partial) and it.func is collectives._note for it in gc.get_objects())
+
+    own = c10d._register_process_group
+    meter = CollectiveMeter()
+    meter.__exit__(None, None, None)
+    with meter:
+        dist.all_reduce(full(1))
+        meter.rows = []
+        dist.all_reduce(full(2))
+    dist.all_reduce(full(3))
+    log("reset", meter)
+
+    with CollectiveMeter() as meter, contextlib.suppress(RuntimeError):  # gloo reduces no complex ones
+        dist.all_reduce(full(3, dtype=torch.complex64))
+        dist.reduce(full(3, dtype=torch.complex64), 0)
+    log("complex", meter)
+
+    def pass_on(group, size):
+        call = group.send if rank == 0 else group.recv
+        call([full(size)], 1 - rank, 0).wait()
+
+    held = dist.new_group([0, 1], group_desc="held")
+    with CollectiveMeter() as meter:
+        pass_on(held, 1)
+        dist.destroy_process_group(held)
+        pass_on(held, 2)
+    pass_on(held, 3)
+    log("destroyed", meter)
+    worker.log(name="hooks", rows=hooks())
+
+    called = []
+    with CollectiveMeter() as meter:
+        ours = c10d._register_process_group
+
+        def tool(name, group):
+            called.append(name)
+            ours(name, group)
+
+        c10d._register_process_group = tool
+        dist.all_reduce(full(4), group=dist.new_group([0, 1]))
+    kept = [c10d._register_process_group is tool]
+    dist.all_reduce(full(5), group=dist.new_group([0, 1]))
+    kept.append(hooks())
+    with CollectiveMeter() as again:
+        dist.all_reduce(full(6), group=dist.new_group([0, 1]))
+    log("tool", meter)
+    log("tool again", again)
+    worker.log(name="tool kept", rows=[*kept, c10d._register_process_group is tool, len(called)])
+    c10d._register_process_group = own
+
+    def fail(*_):
+        raise KeyError("the first group")
+
+    watch, collectives._watch = collectives._watch, fail
+    with contextlib.suppress(KeyError):
+        CollectiveMeter().__enter__()
+    collectives._watch = watch
+    with CollectiveMeter() as meter:
+        dist.all_reduce(full(7), group=dist.new_group([0, 1]))
+    log("failed", meter)
+    assert c10d._register_process_group is own
+    dist.destroy_process_group()
+
+    class Mine(dist.ProcessGroup):
+        def allreduce(self, tensors, options=None):
+            done = torch.futures.Future()
+            done.set_result(tensors)
+            return torch._C._distributed_c10d._create_work_from_future(done)
+
+    dist.Backend.register_backend("mine", lambda *_: Mine(0, 1), devices=["cpu"])
+    with CollectiveMeter() as meter:
+        dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
+        with CollectiveMeter():
+            dist.all_reduce(full(8))
+    log("python", meter)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """
+    return counted(tmp_path_factory.mktemp("odd"), body)
+
+
+def test_rows_may_be_taken_away_inside_and_an_end_without_a_begin_is_none(odd):
+    assert all(brief(found["reset"]) == [("all_reduce", 2, "float32", 8)] for found in odd)
+
+
+def test_complex_tensors_are_counted_as_torch_hands_them_on(odd):
+    expected = [("all_reduce", 6, "float32", 24), ("reduce", 3, "complex64", 24)]
+    assert all(brief(found["complex"]) == expected for found in odd)
+
+
+def test_a_group_that_is_destroyed_inside_is_counted_to_the_end_and_has_no_hook_after_it(odd):
+    for rank, found in enumerate(odd):
+        assert [(row["numel"], row["peer"]) for row in found["destroyed"]] == [(1, 1 - rank), (2, 1 - rank)]
+        assert found["hooks"] == 0
+
+
+def test_what_another_tool_has_put_around_ours_stays_and_nothing_is_counted_twice(odd):
+    for found in odd:
+        assert [row["numel"] for row in found["tool"]] == [4]
+        assert [row["numel"] for row in found["tool again"]] == [6]
+        assert found["tool kept"] == [True, 0, True, 3]
+
+
+def test_a_meter_that_could_not_begin_leaves_nothing_behind(odd):
+    assert all([row["numel"] for row in found["failed"]] == [7] for found in odd)
+
+
+def test_a_group_written_in_python_goes_past_the_meter_and_breaks_nothing(odd):
+    assert all(found["python"] == [] for found in odd)
+
+
 def test_a_row_that_finds_no_room_fails_the_call_it_is_about(tmp_path):
     (tmp_path / "collectives.jsonl").symlink_to("/dev/full")
     body = f"""
