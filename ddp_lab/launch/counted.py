@@ -13,17 +13,22 @@ COLUMNS = ["rank", "step", "group", "op", "numel", "dtype", "bytes", "peer"]
 
 
 def rows(folder: Path, rank: int) -> list[tuple]:
-    """The collectives of a rank, in the order of COLUMNS. FileNotFoundError if it was not counted."""
+    """The collectives of a rank, in the order of COLUMNS. FileNotFoundError if it was not counted, ValueError for a
+    line that is no row: a table without it would tell lies.
+    """
     place = folder / f"rank{rank}"
-    counted = (place / FILE).read_bytes()
+    # Behind the last newline is nothing, or what the rank had begun to write when it was killed.
+    *lines, _ = (place / FILE).read_bytes().split(b"\n")
     steps = _steps(place / "records.jsonl")
     found = []
-    for line in counted.splitlines():
-        with contextlib.suppress(ValueError):  # a full disk has cut it, and with it the run has failed
+    for number, line in enumerate(lines, 1):
+        try:
             row = json.loads(line)
-            after = bisect.bisect_left(steps, row["at"], key=lambda step: step[0])
-            row |= {"rank": rank, "step": steps[after][1] if after < len(steps) else None}
-            found.append(tuple(row[name] for name in COLUMNS))
+        except ValueError:
+            raise ValueError(f"{place / FILE}: line {number} is no row, but {line[:80]!r}") from None
+        after = bisect.bisect_left(steps, row["at"], key=lambda step: step[0])
+        row |= {"rank": rank, "step": steps[after][1] if after < len(steps) else None}
+        found.append(tuple(row[name] for name in COLUMNS))
     return found
 
 

@@ -89,13 +89,14 @@ class Rank:
 class Run:
     """A run that has ended: `.ok .seconds .command` (as shown) `.dir .ranks .error` (None if it went well)."""
 
-    def __init__(self, folder: Path, name: str, command: str, ranks: int, seconds: float):
+    def __init__(self, folder: Path, name: str, command: str, ranks: int, seconds: float, count: bool = False):
         self.dir = folder
         self.name = name
         self.command = command
         self.seconds = seconds
         self.ranks = [Rank(folder, rank) for rank in range(ranks)]
         self.error: Exception | None = None
+        self._count = count
 
     @property
     def ok(self) -> bool:
@@ -124,18 +125,29 @@ class Run:
 
         Columns: rank, step, group, op, numel, dtype, bytes, peer; all but the first two as in the rows of
         meters.collectives.CollectiveMeter. `step` is that of the rank's next worker.log(step=...), <NA> after the last.
-        InputError if nothing was counted.
+        A rank that ended before it could count has no rows. InputError if nothing was counted.
         """
         import pandas
 
         self.ranks[0]._check()
-        try:
-            rows = [row for rank in self.ranks for row in counted.rows(self.dir, rank.rank)]
-        except FileNotFoundError:
-            raise InputError(
-                f"the collectives of {self.name} were not counted. Run it with count=True (%%torchrun --count)."
-            ) from None
-        return pandas.DataFrame(rows, columns=counted.COLUMNS).astype({"peer": "Int64"}).convert_dtypes()
+        rows, missing = [], 0
+        for rank in self.ranks:
+            try:
+                rows += counted.rows(self.dir, rank.rank)
+            except FileNotFoundError:
+                missing += 1
+        if missing == len(self.ranks):
+            raise InputError(self._why_uncounted())
+        table = pandas.DataFrame(rows, columns=counted.COLUMNS).astype({"peer": "Int64"}).convert_dtypes()
+        return table.assign(step=table["step"].fillna(pandas.NA))  # None is left where steps are of several kinds
+
+    def _why_uncounted(self) -> str:
+        if not self._count:
+            return f"the collectives of {self.name} were not counted. Run it with count=True (%%torchrun --count)."
+        text = f"no rank of {self.name} got so far that its collectives could be counted."
+        if self.error is None:
+            return text
+        return f"{text} It ended with {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"
 
     def __repr__(self) -> str:
         try:

@@ -89,7 +89,7 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
 
     began = time.monotonic()
     env = environment.of_ranks(nproc) | settings | ({"DDP_LAB_COUNT": "1"} if count else {})
-    run = Run(folder, name, command, nproc, 0.0)
+    run = Run(folder, name, command, nproc, 0.0, count)
     try:
         server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)
         work = {"kind": "torchrun", "options": _options(folder, nproc), "argv": [*target, *args]}
