@@ -1,6 +1,7 @@
 """What a backend does: each collective with each dtype."""
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import BROKEN, FINE, INK, new_figure, style
 
 _SIGNS = {"right": ("✓", FINE), "wrong": ("wrong", BROKEN)}
@@ -16,7 +17,7 @@ def backends(run):
     each column and behind each row stands how many were right. InputError if no rank has logged such records.
     """
     tried = {}  # {(backend, device): {(collective, dtype): [outcome of each rank]}}
-    for rank in run.ranks:
+    for rank in inputs.run(run, "backends", "ranks").ranks:
         for record in rank.records:
             if record.keys() >= _PARTS:
                 panel = tried.setdefault((record["backend"], record["device"]), {})

@@ -1,8 +1,10 @@
 """What each rank had before a collective and has after it, and who waits for whom in one."""
 
+import ctypes
 import math
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import BROKEN, INK, new_figure, style, text_on
 from ddp_lab.launch.output import rank_color, text_color
 
@@ -12,17 +14,19 @@ SIDE = 0.37  # inches of paper for a box
 def exchanges(panels, columns=2):
     """What each rank had before a collective, and has after it: a panel for each entry of `{title: (run, name)}`.
 
-    Drawn from records with `collective`, the name, and `before` and `after`, lists of numbers (or of whole numbers as
-    texts); where a rank has logged a name several times, its records stand below each other. Ranks hand in multiples
-    of powers of ten, rank r of 10^r: so a digit of a number says from which rank it comes (see origins()). A box is a
-    number, in the colour of the rank that it comes from; one in which numbers of several ranks have been put together
-    has a strip in their colours; one that no rank can have handed in has a broken frame. "–": nothing.
+    Drawn from the ranks' records with `collective`, the name, and `before` and `after`, lists of numbers (or of whole
+    numbers as texts); where a rank has logged a name several times, its records stand below each other. Ranks hand in
+    multiples of powers of ten, rank r of 10^r: so a digit of a number says from which rank it comes (see origins()). A
+    box is a number, in the colour of the rank that it comes from; one in which numbers of several ranks have been put
+    together has a strip in their colours; one that no rank can have handed in has a broken frame. "–": nothing. "?": a
+    float so large that it may have been rounded, whose digits say nothing: log whole numbers then, of a tensor of whole
+    numbers or of float64.
     InputError if there is no panel, or no rank of a run has logged such a record.
     """
-    if not panels:
-        raise InputError("exchanges({}): there is nothing to draw. Give {title: (run, name)}.")
-    found = {title: _records(run, name) for title, (run, name) in panels.items()}
-    columns = min(columns, len(found))
+    inputs.panels(panels, "exchanges", "{title: (run, name)}")
+    pairs = {title: inputs.run_and_name(panel, "exchanges", "ranks") for title, panel in panels.items()}
+    found = {title: _records(run, name) for title, (run, name) in pairs.items()}
+    columns = min(inputs.count(columns, "exchanges", "columns"), len(found))
     most = [max(len(row[side]) or 1 for rows in found.values() for row in rows) for side in ("before", "after")]
     width = max(most[0] + 1 + most[1], 6)  # one for the arrow; six at least, for the title
     lines = math.ceil(len(found) / columns)
@@ -38,9 +42,10 @@ def exchanges(panels, columns=2):
         shown = None  # the ranks of the panel before
         for place, (axes, rows) in enumerate(zip(all_axes, found.values(), strict=False)):
             ranks = 1 + max(row["rank"] for row in rows)
+            limit = exact_up_to(value for row in rows for side in ("before", "after") for value in row[side])
             for line, row in enumerate(rows):
-                _row(axes, row["before"], most[0] - max(len(row["before"]), 1), line, ranks)  # up to the arrow
-                _row(axes, row["after"], most[0] + 1, line, ranks)
+                _row(axes, row["before"], most[0] - max(len(row["before"]), 1), line, ranks, limit)  # up to the arrow
+                _row(axes, row["after"], most[0] + 1, line, ranks, limit)
                 head = {"arrowstyle": "->", "color": INK}
                 axes.annotate("", (most[0] + 0.85, line), (most[0] + 0.15, line), arrowprops=head)
             axes.set(xlim=(-0.1, width + 0.1), ylim=(depths[place // columns] - 0.4, -0.6))
@@ -59,14 +64,21 @@ def waits(run, title="No rank leaves the barrier before the last has come"):
     """When each rank came to a collective, and when it left: a bar for the time in which it waited.
 
     Drawn from what the ranks have logged as `came` and `left`, seconds on one clock (time.monotonic() on one machine).
-    InputError if no rank has logged both.
+    InputError if no rank has logged both, or one has logged them twice, or has left before it came.
     """
-    frame = run.frame()
-    clock = {
-        int(rank): dict(zip(rows["name"], rows["value"], strict=True))
-        for rank, rows in frame[frame["name"].isin(["came", "left"])].groupby("rank")
-    }
-    clock = {rank: times for rank, times in clock.items() if len(times) == 2}
+    frame = inputs.run(run, "waits").frame()
+    clock = {}
+    for rank, rows in frame[frame["name"].isin(["came", "left"])].groupby("rank"):
+        times = dict(zip(rows["name"], rows["value"], strict=True))
+        if len(times) < 2:
+            continue
+        for time in times.values():
+            inputs.number(time, "waits", "seconds: worker.log(came=time.monotonic(), left=...)")
+        if len(rows) > 2:
+            raise InputError(f"waits(): rank {rank} has logged came or left twice. Log them for one collective.")
+        if times["left"] < times["came"]:
+            raise InputError(f"waits(): rank {rank} has left before it came. Log both by time.monotonic(), in order.")
+        clock[int(rank)] = times
     if not clock:
         raise InputError("no rank has logged when it came and left: worker.log(came=time.monotonic(), left=...)")
     start = min(times["came"] for times in clock.values())
@@ -93,10 +105,10 @@ def origins(value, ranks):
     taken for a mean. () if no such ranks can have given it.
     """
     try:
-        number = float(value)
+        number = int(value) if isinstance(value, str) else value + 0
     except (TypeError, ValueError):
         return ()
-    if not math.isfinite(number) or number < 0:
+    if not 0 <= number < math.inf:
         return ()
     if number != int(number):
         number *= ranks
@@ -105,31 +117,60 @@ def origins(value, ranks):
     return tuple(place for place, digit in enumerate(reversed(str(int(number)))) if digit != "0")
 
 
+def exact_up_to(numbers):
+    """Up to which number floats among these are exact: 2^53 if one of them is none of float32, else 2^24.
+
+    A record does not say of which dtype a number was; one of float32 that is larger may be a sum that was rounded.
+    """
+    floats = [number for number in numbers if isinstance(number, float) and math.isfinite(number)]
+    return 2**53 if any(ctypes.c_float(number).value != number for number in floats) else 2**24
+
+
+def is_rounded(value, limit):
+    """Whether a number may have been rounded: a float above the `limit` of exact_up_to(). Whole numbers are exact."""
+    return isinstance(value, float) and limit < abs(value) < math.inf
+
+
 def _records(run, name):
     """The records of a collective, of all ranks, in order: dicts of rank, before and after."""
-    frame = run.frame()
-    rows = []
-    for (rank, _), record in frame.groupby(["rank", "step"], sort=False):
-        values = dict(zip(record["name"], record["value"], strict=False))
-        if values.get("collective") == name and {"before", "after"} <= set(values):
-            rows.append({"rank": int(rank), **{side: list(values[side]) for side in ("before", "after")}})
+    rows, logged = [], {}
+    for rank in run.ranks:
+        for record in rank.records:
+            if "collective" in record:
+                logged[str(record["collective"])] = None
+            if record.get("collective") == name and record.keys() >= {"before", "after"}:
+                rows.append({"rank": rank.rank, **{side: _numbers(record, side) for side in ("before", "after")}})
     if not rows:
-        logged = dict.fromkeys(frame[frame["name"] == "collective"]["value"])
         raise InputError(
             f"no rank has logged a collective {name!r} with before and after; logged: {', '.join(logged) or 'none'}"
         )
     return sorted(rows, key=lambda row: row["rank"])
 
 
-def _row(axes, values, start, line, ranks):
+def _numbers(record, side):
+    """The list that was logged as `before` or `after`."""
+    values = record[side]
+    if not isinstance(values, list) or not all(isinstance(value, (int, float, str)) for value in values):
+        raise InputError(
+            f"exchanges(): the {side} of {record['collective']!r} is {inputs.brief(values)}. Log a list of numbers, "
+            f"such as {side}=t.flatten(); [] where there is nothing."
+        )
+    return values
+
+
+def _row(axes, values, start, line, ranks, limit):
     """The boxes of one rank, from `start` on; a dash where there are none."""
     if not values:
         axes.text(start + 0.5, line, "–", ha="center", va="center")
     for place, value in enumerate(values):
-        _box(axes, start + place, line, value, origins(value, ranks), value in (0, "0"))
+        if is_rounded(value, limit):
+            _box(axes, start + place, line, "?", (), True)
+        else:
+            _box(axes, start + place, line, value, origins(value, ranks), value in (0, "0"))
 
 
-def _box(axes, column, line, value, ranks, zero):
+def _box(axes, column, line, value, ranks, plain):
+    """The box of a number that comes from these ranks; `plain`: from none of them, as it may."""
     from matplotlib.patches import FancyBboxPatch, Rectangle
 
     shape = "round,pad=0,rounding_size=0.1"
@@ -140,7 +181,7 @@ def _box(axes, column, line, value, ranks, zero):
         box.set(facecolor=rank_color(ranks[0]), edgecolor="none")
         look["color"] = text_on(rank_color(ranks[0]))
     else:
-        alien = not ranks and not zero
+        alien = not ranks and not plain
         box.set(facecolor="none", edgecolor=BROKEN if alien else INK, linewidth=1, linestyle="--" if alien else "-")
         look["color"] = BROKEN if alien else INK
         for place, rank in enumerate(ranks):

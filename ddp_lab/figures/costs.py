@@ -3,7 +3,9 @@
 import math
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import BROKEN, FINE, INK, new_figure, style
+from ddp_lab.meters.cost import Cost
 
 COLORS, MARKERS = ["#8A6FD1", FINE, "#A8762A", BROKEN, INK], ["o", "s", "^", "D", "v"]
 """Of the lines, which are no ranks."""
@@ -12,10 +14,12 @@ COLORS, MARKERS = ["#8A6FD1", FINE, "#A8762A", BROKEN, INK], ["o", "s", "^", "D"
 def cost_fit(times, cost, title="Time of an all-reduce: a floor, and a slope"):
     """The times that were measured, dots, and the line of a Cost, with its two parts, on log scales.
 
-    times: `{size in bytes: seconds}`. InputError if it is empty.
+    times: `{size in bytes: seconds}`. InputError if it is empty, or has what a log scale has not.
     """
-    if not times:
+    if not inputs.line(times, "cost_fit", "{size in bytes: seconds}", above=0):
         raise InputError("cost_fit({}, ...): there is nothing to draw. Give {size in bytes: seconds}.")
+    if not isinstance(cost, Cost) or not all(0 <= part < math.inf for part in cost):
+        raise InputError(f"cost_fit(): {inputs.brief(cost)} is no cost. Give fit(sizes, seconds), after the times.")
     sizes = sorted(times)
     dense = [sizes[0] * (sizes[-1] / sizes[0]) ** (step / 100) for step in range(101)]
     with style():
@@ -48,10 +52,17 @@ def times(panels, mark=None):
     """Times against sizes, on log scales: a panel for each entry of `{title: {label: {size in bytes: seconds}}}`.
 
     Panels share their scales, and a label has one colour and mark in all of them. mark: `{title: (size, text)}` draws
-    an upright line at this size. InputError if there is nothing to draw.
+    an upright line at this size. InputError if there is nothing to draw, or what a log scale has not.
     """
-    if not panels or not all(panels.values()) or not all(line for lines in panels.values() for line in lines.values()):
-        raise InputError("times(): there is nothing to draw. Give {title: {label: {size in bytes: seconds}}}.")
+    form = "{title: {label: {size in bytes: seconds}}}"
+    for lines in inputs.panels(panels, "times", form).values():
+        for line in inputs.panels(lines, "times", form).values():
+            inputs.line(inputs.panels(line, "times", form), "times", form, above=0)
+    mark = inputs.panels(mark, "times", "mark={title: (size, text)}") if mark else {}
+    for title, spot in mark.items():
+        if title not in panels or not isinstance(spot, (tuple, list)) or len(spot) != 2:
+            raise InputError(f"times(): mark={inputs.brief(mark)}. Give mark={{title of a panel: (size, text)}}.")
+        inputs.number(spot[0], "times", "mark={title: (size, text)}", above=0)
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     if len(labels) > len(COLORS):
         raise InputError(f"times(): {len(labels)} lines, and there are colours for {len(COLORS)}.")
@@ -69,7 +80,7 @@ def times(panels, mark=None):
         for axes, title in zip(all_axes, panels, strict=True):  # only now are the scales known
             _ticks(axes, sizes)
             _label_ends(axes)
-            if mark and title in mark:
+            if title in mark:
                 at, text = mark[title]
                 axes.axvline(at, color=INK, linewidth=1, linestyle=":")
                 spot = {"textcoords": "offset points", "va": "top", "ha": "right", "fontsize": 9}

@@ -1,6 +1,7 @@
 """What the devices of DataParallel receive, send and hold: each function takes pandas tables, and returns a Figure."""
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import BROKEN, FINE, INK, label_ends, new_figure, style
 from ddp_lab.launch.output import rank_color
 
@@ -18,12 +19,15 @@ def phases(ledger, title=None):
     """A panel for each phase of a step: what each device received, upward, and sent, downward, in bytes.
 
     `ledger`: a table of device, phase, bytes_in, bytes_out, as VirtualDataParallel.ledger is. The devices have the
-    colours of the ranks of their numbers. InputError if it has no rows.
+    colours of the ranks of their numbers. InputError if nothing has moved.
     """
-    names = list(dict.fromkeys(ledger["phase"])) if len(ledger) else []
-    if not names:
+    inputs.table(ledger, "phases", ["device", "phase", "bytes_in", "bytes_out"], "model.ledger")
+    if not len(ledger):
         raise InputError("phases: the ledger has no rows. Call the model first.")
-    most = max(ledger["bytes_in"].max(), ledger["bytes_out"].max(), 1)
+    most = max(ledger["bytes_in"].max(), ledger["bytes_out"].max())
+    if not most:
+        raise InputError("phases: nothing has moved. Call the model first; with one device nothing ever does.")
+    names = list(dict.fromkeys(ledger["phase"]))
     with style():
         figure, panels = new_figure(names, len(names), (2.5 * len(names), 3.4), sharey=True)
         for axes, name in zip(panels, names, strict=True):
@@ -50,10 +54,11 @@ def held(peaks):
 
     `peak`: a table with a row for each device and columns parameters, buffers, inputs, outputs, gradients, as
     VirtualDataParallel.peak is. The number on a bar is the whole; of more than four devices the first and the last have
-    it. InputError if there is no panel.
+    it. InputError if there is no panel, or no row in one.
     """
-    if not peaks:
-        raise InputError("held({}): there is nothing to draw. Give {title: peak}.")
+    for peak in inputs.panels(peaks, "held", "{title: peak}").values():
+        if not len(inputs.table(peak, "held", KINDS, "{title: model.peak}")):
+            raise InputError("held: a peak has no rows. Give {title: model.peak}.")
     with style():
         size = (max(6.4, 3.2 * len(peaks)), 3.4)
         figure, panels = new_figure(list(peaks), len(peaks), size, sharey=True)
@@ -87,14 +92,18 @@ def carried(lines, measured=None, title=None):
     """How much a device carries in a step, over the number of devices: a line for each `{label: {devices: amount}}`.
 
     Amounts are in sizes of the model. `measured`: of the same form, drawn as dots in the colour of the line of that
-    label: what was counted, on what was derived. InputError if there is no line, or none of a measured label.
+    label: what was counted, on what was derived. InputError if there is no line, none of a measured label, or more
+    than there are colours.
     """
-    measured = measured or {}
-    if not lines:
-        raise InputError("carried({}): there is nothing to draw. Give {label: {devices: amount}}.")
-    if unknown := set(measured) - set(lines):
-        raise InputError(f"measured: there is no line {', '.join(map(repr, sorted(unknown)))}.")
-    colors = [BROKEN, FINE, *KINDS.values()]
+    form = "{label: {devices: amount}}"
+    measured = inputs.panels(measured, "carried", form) if measured else {}
+    for line in (*inputs.panels(lines, "carried", form).values(), *measured.values()):
+        inputs.line(line, "carried", form)
+    if unknown := [label for label in measured if label not in lines]:
+        raise InputError(f"measured: there is no line {', '.join(map(repr, unknown))}.")
+    colors = list(dict.fromkeys([BROKEN, FINE, *KINDS.values()]))
+    if len(lines) > len(colors):
+        raise InputError(f"carried(): {len(lines)} lines, and there are colours for {len(colors)}.")
     with style():
         figure, (axes,) = new_figure([title or "What one device carries in a step"], size=(7.2, 3.4))
         for color, (label, amounts) in zip(colors, lines.items(), strict=False):

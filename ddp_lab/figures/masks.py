@@ -1,6 +1,7 @@
 """Which GPU of a node each local rank has as its own."""
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import BROKEN, INK, new_figure, style, text_on
 from ddp_lab.launch.output import rank_color, text_color
 
@@ -14,8 +15,7 @@ def devices(tables):
     """
     from matplotlib.patches import FancyBboxPatch
 
-    if not tables:
-        raise InputError("devices({}): there is nothing to draw. Give {label: lab.visible_devices(...)}.")
+    inputs.panels(tables, "devices", "{label: lab.visible_devices(...)}")
     for label, table in tables.items():
         if "gpus" not in getattr(table, "attrs", {}):
             raise InputError(f"devices: {label!r} is no table of lab.visible_devices(...)")

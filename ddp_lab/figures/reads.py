@@ -1,6 +1,7 @@
 """Which rank has read which samples."""
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import INK, new_figure, style, text_on
 from ddp_lab.launch.output import rank_color, text_color
 
@@ -14,8 +15,7 @@ def samples(runs):
     is a sample that this rank has read, the number in it the step (several, where it has read it several times); an
     empty box is one that it has not. InputError if there is no panel, or no rank of a run has logged such lists.
     """
-    if not runs:
-        raise InputError("samples({}): there is nothing to draw. Give {title: run}.")
+    inputs.panels(runs, "samples", "{title: run}")
     reads = {title: _reads(run) for title, run in runs.items()}
     count = 1 + max(sample for ranks in reads.values() for steps in ranks.values() for sample in steps)
     heights = [len(ranks) for ranks in reads.values()]
@@ -37,7 +37,7 @@ def samples(runs):
 
 def _reads(run):
     """{rank: {sample: [steps in which it was read]}} of the lists that the ranks logged as `samples`."""
-    frame = run.frame()
+    frame = inputs.run(run, "samples").frame()
     rows = frame[frame["name"] == "samples"]
     reads = {int(rank): {} for rank in sorted(set(frame["rank"]))}
     for rank, step, listed in zip(rows["rank"], rows["step"], rows["value"], strict=True):

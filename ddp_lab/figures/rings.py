@@ -1,8 +1,11 @@
 """How an all-reduce comes about: which ranks are in each part of the sum, and what each rank has sent."""
 
+import math
 import textwrap
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
+from ddp_lab.figures.collectives import exact_up_to, is_rounded
 from ddp_lab.figures.style import BROKEN, INK, new_figure, style, text_on
 from ddp_lab.launch.output import rank_color, text_color
 
@@ -13,13 +16,15 @@ def partial_sums(run, columns=4):
     Drawn from the lists that the ranks have logged as `chunks`, one list a step, a number for each chunk, where rank r
     has handed in 10 ** r: its digits, from the right, say how often rank 0, 1, ... is in it. A box is a chunk. It has a
     field for each rank, filled and with the rank's number where that rank is in it; `x2` where it is in it twice, `?`
-    where the number is no such sum. A frame marks what has changed in this round.
-    InputError if no rank has logged such lists.
+    where the number is no such sum, or a float so large that it may have been rounded: log whole numbers then, of a
+    tensor of whole numbers or of float64. A frame marks what has changed in this round.
+    InputError if no rank has logged such lists, or one has logged two in a step.
     """
-    steps, ranks = _chunks(run)
+    steps, ranks = _chunks(inputs.run(run, "partial_sums"))
+    limit = exact_up_to(value for of_step in steps.values() for chunks in of_step.values() for value in chunks)
     width = max(len(chunks) for of_step in steps.values() for chunks in of_step.values())
     titles = ["start" if number == 0 else f"round {number}" for number in range(len(steps))]
-    columns = min(columns, len(titles))
+    columns = min(inputs.count(columns, "partial_sums", "columns"), len(titles))
     empty = -len(titles) % columns
     rows = (len(titles) + empty) // columns
     panel = max(width * max(0.55, 0.15 * len(ranks)) + 0.5, 1.6)  # in inches; its title takes the rest
@@ -31,7 +36,7 @@ def partial_sums(run, columns=4):
             for row, rank in enumerate(ranks):
                 for column, value in enumerate(of_step.get(rank, [])):
                     changed = number > 0 and before.get((rank, column)) != value
-                    _chunk(axes, column, row, value, ranks, changed)
+                    _chunk(axes, column, row, math.nan if is_rounded(value, limit) else value, ranks, changed)
                     before[rank, column] = value
             axes.set(xlim=(-0.55, width - 0.45), ylim=(len(ranks) - 0.45, -0.55))
             axes.set_xticks(range(width) if width > 1 else [])
@@ -51,7 +56,13 @@ def _chunks(run):
     logged = frame[frame["name"] == "chunks"].sort_values("step", kind="stable")
     for rank, step, value in zip(logged["rank"], logged["step"], logged["value"], strict=True):
         if isinstance(value, list) and all(isinstance(number, (int, float)) for number in value):
-            steps.setdefault(step, {})[int(rank)] = value
+            of_step = steps.setdefault(step if step == step else None, {})  # NaN is no step, and equals no other NaN
+            if rank in of_step:
+                raise InputError(
+                    f"partial_sums(): rank {rank} has logged two lists of chunks in step {step}. Log one in each: "
+                    "worker.log(step=number, chunks=[...]), with a number that grows."
+                )
+            of_step[int(rank)] = value
     if not any(chunks for of_step in steps.values() for chunks in of_step.values()):
         raise InputError("no rank has logged its chunks: worker.log(step=step, chunks=[...]), a number for each chunk")
     return steps, sorted(set(map(int, frame["rank"])))
@@ -91,8 +102,9 @@ def traffic(runs, size):
     Counted are the sends and receives in `run.collectives`; the number at a bar is its share of `size`, the bytes of
     the tensor that was reduced. InputError if there is no panel, or a run has no sends.
     """
-    if not runs:
-        raise InputError("traffic({}): there is nothing to draw. Give {title: run}.")
+    for run in inputs.panels(runs, "traffic", "{title: run}").values():
+        inputs.run(run, "traffic", "ranks")
+    inputs.number(size, "traffic", "the bytes of the tensor that was reduced", above=0)
     with style():
         width = 1.0 + sum(0.75 * len(run.ranks) for run in runs.values())
         figure, all_axes = new_figure(list(runs), len(runs), (width, 2.9), sharey=True)

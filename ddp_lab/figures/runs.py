@@ -3,6 +3,7 @@
 import math
 
 from ddp_lab.errors import InputError
+from ddp_lab.figures import inputs
 from ddp_lab.figures.style import BROKEN, FINE, INK, label_ends, new_figure, style
 from ddp_lab.launch.output import rank_color
 
@@ -12,7 +13,7 @@ def curves(run, name="loss", title=None):
 
     InputError if no rank has logged numbers under that name.
     """
-    values = _values(run, name)
+    values = _values(run, name, "curves")
     with style():
         figure, (axes,) = new_figure([title or f"{name} on each rank"])
         _lines(axes, values)
@@ -26,7 +27,7 @@ def bars(run, name, title=None):
 
     InputError if no rank has logged numbers under that name.
     """
-    values = _values(run, name)
+    values = _values(run, name, "bars")
     with style():
         figure, (axes,) = new_figure([title or f"{name} on each rank"])
         for place, (rank, (_, numbers)) in enumerate(values.items()):
@@ -51,9 +52,9 @@ def apart(panels, share=True):
     where the name alone says too little. Panels of the same `name` share their scale, unless `share=False`.
     InputError as in curves(), or if there is no panel.
     """
-    if not panels:
-        raise InputError("apart({}): there is nothing to draw. Give {title: (run, name)}.")
-    found = {title: _values(run, name) for title, (run, name, *_) in panels.items()}
+    for panel in inputs.panels(panels, "apart", "{title: (run, name)}").values():
+        inputs.run_and_name(panel, "apart", most=3)
+    found = {title: _values(run, name, "apart") for title, (run, name, *_) in panels.items()}
     labels = [panel[-1] for panel in panels.values()]
     share = share and len({name for _, name, *_ in panels.values()}) == 1
     with style():
@@ -87,9 +88,8 @@ def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one p
     place on a log scale, lies on the left edge, marked 0.
     InputError as in curves(), or if there is no run.
     """
-    if not runs:
-        raise InputError("twin({}): there is nothing to draw. Give {label: run}.")
-    found = {label: _values(run, name) for label, run in runs.items()}
+    inputs.panels(runs, "twin", "{label: run}")
+    found = {label: _values(run, name, "twin") for label, run in runs.items()}
     floor = rounding / 1e6
     with style():
         figure, (axes,) = new_figure([title], size=(6.4, 0.3 * len(runs) + 1.3))
@@ -120,9 +120,9 @@ def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one p
     return figure
 
 
-def _values(run, name):
+def _values(run, name, call):
     """{rank: (steps, numbers)} of what the ranks logged as `name`, in order."""
-    frame = run.frame()
+    frame = inputs.run(run, call).frame()
     rows = frame[frame["name"] == name]
     values = {}
     for rank, step, value in zip(rows["rank"], rows["step"], rows["value"], strict=True):

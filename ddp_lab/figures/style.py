@@ -68,7 +68,7 @@ def new_figure(titles, columns=1, size=None, heights=None, **share):
     panels = list(figure.subplots(rows, columns, squeeze=False, gridspec_kw=grid, **share).flat)
     letters = int(10 * figure.get_figwidth() / columns) - 8  # of a title, bold, over one panel
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(textwrap.fill(title, letters))
+        axes.set_title(textwrap.fill(str(title), letters))
     return figure, panels
 
 

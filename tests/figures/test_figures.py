@@ -249,6 +249,18 @@ def test_a_table_shows_its_texts_as_they_are_from_the_left():
 def test_no_panel_is_refused(draw):
     with pytest.raises(InputError, match="nothing to draw"):
         draw({})
+    with pytest.raises(InputError, match="is no dict"):
+        draw(LOSSES)
+
+
+@pytest.mark.parametrize("draw", [
+    lambda: figures.curves(None), lambda: figures.bars({}, "loss"), lambda: figures.apart({"a": (None, "loss")}),
+    lambda: figures.samples({"a": None}), lambda: figures.twin({"a": "run"}), lambda: figures.apart({"a": LOSSES}),
+    lambda: figures.apart({"a": (LOSSES,)}),
+])  # fmt: skip
+def test_what_is_no_run_is_refused(draw):
+    with pytest.raises(InputError, match="is no run|is no pair of a run and a name"):
+        draw()
 
 
 def test_a_long_title_stays_over_its_panel():

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from types import SimpleNamespace
 
+import pandas
 import pytest
 from matplotlib.colors import to_hex
 
@@ -80,3 +81,9 @@ def test_each_device_has_a_panel_of_its_own():
 def test_a_run_that_has_tried_nothing_is_refused(records):
     with pytest.raises(InputError, match="no rank has logged what it has tried"):
         figures.backends(run_of(records))
+
+
+@pytest.mark.parametrize("given", [None, pandas.DataFrame(), [run_of([record("a", "x")])]], ids=str)
+def test_what_is_no_run_is_refused(given):
+    with pytest.raises(InputError, match="is no run. Give what lab.torchrun"):
+        figures.backends(given)

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pandas
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -15,15 +14,18 @@ from ddp_lab.figures.collectives import origins
 COLORS = [color.lower() for color in figures.RANK_COLORS]
 
 
-def logged(*rows):
-    """A run whose ranks have logged these (rank, collective, before, after)."""
-    table = [
-        (rank, step, name, value)
-        for step, (rank, *values) in enumerate(rows)
-        for name, value in zip(("collective", "before", "after"), values, strict=True)
-    ]
-    frame = pandas.DataFrame(table, columns=["rank", "step", "name", "value"])
-    return SimpleNamespace(frame=lambda: frame)
+def logged(*rows, **more):
+    """A run whose ranks have logged these (rank, collective, before, after), each with `more`."""
+    records = [dict(zip(("rank", "collective", "before", "after"), row, strict=True)) | more for row in rows]
+    return run_of(*([row for row in records if row["rank"] == rank] for rank in range(12)))
+
+
+def run_of(*records):
+    """A run whose ranks have logged these records, a list for each rank."""
+    ranks = [SimpleNamespace(rank=rank, records=list(own)) for rank, own in enumerate(records)]
+    run = SimpleNamespace(ranks=ranks)
+    run.frame = lambda: lab.Run.frame(run)
+    return run
 
 
 def boxes(axes):
@@ -99,6 +101,34 @@ def test_a_number_that_no_rank_can_have_given_has_a_broken_frame_and_zero_none()
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["0", "1e9", "10", "3"]
 
 
+@pytest.mark.parametrize("step", [{}, {"step": 3}, {"step": None}, {"step": float("nan")}])
+def test_each_record_of_a_name_has_a_row_whatever_its_step(step):
+    run = logged((0, "x", [1], [2]), (1, "x", [10], [20]), (0, "x", [3], []), (0, "y", [4], [5]), **step)
+    upper, right = figures.exchanges({name: (run, name) for name in "xy"}).axes
+    drawn = {row: [box[0] for box in found] for row, found in boxes(upper).items()}
+    assert drawn == {0: ["1", "2"], 1: ["3", "–"], 2: ["10", "20"]}
+    assert [label.get_text() for label in upper.get_yticklabels()] == ["rank 0", "rank 0", "rank 1"]
+    assert [box[0] for box in boxes(right)[0]] == ["4", "5"]
+
+
+@pytest.mark.parametrize("before, after, shown", [
+    ([1e7, 2.0**24], [2.0**24 + 2], ["1e7", "2e7", "?"]),  # as of float32, in which 2^24 + 1 is none
+    ([1e8, 0.1], [1e8 + 1], ["1e8", "0.1", "1e8"]),  # 0.1 is of float64
+    ([0.1], [2.0**53 + 2, -1e300], ["0.1", "?", "?"]),
+    ([10**8], [10**8 + 1], ["1e8", "1e8"]),
+])  # fmt: skip
+def test_the_digits_of_a_float_that_may_have_been_rounded_are_no_origins(before, after, shown):
+    (axes,) = figures.exchanges({"x": (logged((9, "x", before, after)), "x")}).axes
+    drawn = boxes(axes)[0]
+    assert [text for text, *_ in drawn] == shown
+    for text, color, strip in drawn:
+        assert text != "?" or color is None and not strip
+    signs = [text.get_text() for text in axes.texts if text.get_color() == figures.BROKEN]
+    assert "?" not in signs  # which says that no rank can have given it
+    if shown[-1] == "1e8":
+        assert drawn[-1][2] == [COLORS[0], COLORS[0]]  # of rank 0, and of rank 8, which has its colour again
+
+
 def test_rows_are_named_again_where_the_panel_to_the_left_has_other_ranks():
     run = logged((0, "x", [1], [1]), (1, "x", [10], [10]), (1, "y", [10], [10]), (0, "z", [1], [1]), (1, "z", [1], [1]))
     axes = figures.exchanges({name: (run, name) for name in "xyz"}).axes
@@ -112,7 +142,7 @@ def test_rows_are_named_again_where_the_panel_to_the_left_has_other_ranks():
     "value, ranks",
     [
         (4, (0,)), ("30", (1,)), (1010.0, (1, 3)), (277.75, (0, 1, 2, 3)), (0, ()), (10_000, ()),
-        (-1, ()), (1.3, ()), (float("nan"), ()), (float("inf"), ()), ("text", ()), (None, ()),
+        (-1, ()), (1.3, ()), (float("nan"), ()), (float("inf"), ()), ("text", ()), (None, ()), ([1], ()),
     ],
 )  # fmt: skip
 def test_a_number_tells_its_origins_by_the_places_of_its_digits(value, ranks):
@@ -126,6 +156,22 @@ def test_what_was_not_logged_is_refused_with_what_was(run):
         figures.exchanges({"x": (logged(), "x")})
     with pytest.raises(InputError, match="nothing to draw"):
         figures.exchanges({})
+
+
+@pytest.mark.parametrize("panels, columns, said", [
+    (logged((0, "x", [1], [1])), 2, "this SimpleNamespace is no dict. Give {title: (run, name)}"),
+    ({"x": logged((0, "x", [1], [1]))}, 2, "this SimpleNamespace is no pair of a run and a name"),
+    ({"x": (None, "x")}, 2, "None is no run. Give what lab.torchrun() returns"),
+    ({"x": (logged((0, "x", [1], [1])), "x")}, 0, "columns=0: give a whole number, 1 or more"),
+    ({"x": (logged((0, "x", [1], [1])), "x")}, "2", "columns='2': give a whole number"),
+    ({"x": (logged((0, "x", None, [1])), "x")}, 2, "the before of 'x' is None. Log a list of numbers"),
+    ({"x": (logged((0, "x", [1], [[1]])), "x")}, 2, "the after of 'x' is [[1]]. Log a list of numbers"),
+    ({"x": (logged((0, 5, [1], [1])), "x")}, 2, "no rank has logged a collective 'x' with before and after; logged: 5"),
+])  # fmt: skip
+def test_what_are_no_exchanges_is_refused(panels, columns, said):
+    with pytest.raises(InputError) as error:
+        figures.exchanges(panels, columns)
+    assert said in str(error.value)
 
 
 def test_waits_draws_when_each_rank_came_and_left(run):
@@ -145,3 +191,19 @@ def test_waits_draws_when_each_rank_came_and_left(run):
 def test_waits_refuses_a_run_without_times():
     with pytest.raises(InputError, match="came=time.monotonic"):
         figures.waits(logged((0, "x", [1], [1])))
+
+
+@pytest.mark.parametrize("records, said", [
+    ([{"came": 2.0, "left": 1.0}], "rank 0 has left before it came"),
+    ([{"came": 1.0, "left": 2.0}, {"came": 3.0, "left": 4.0}], "rank 0 has logged came or left twice"),
+    ([{"came": 1.0, "left": None}], "nan is no finite number. Give seconds"),
+    ([{"came": "1", "left": 2.0}], "'1' is no finite number"),
+])  # fmt: skip
+def test_waits_refuses_times_that_are_none(records, said):
+    with pytest.raises(InputError, match=said):
+        figures.waits(run_of(records))
+
+
+def test_waits_refuses_what_is_no_run():
+    with pytest.raises(InputError, match="None is no run"):
+        figures.waits(None)

@@ -63,8 +63,32 @@ def test_carried_draws_lines_as_derived_and_dots_as_counted():
     assert to_hex(dots.get_facecolor()[0]) == to_hex(axes.lines[0].get_color()) != to_hex(axes.lines[1].get_color())
 
 
+def test_each_line_has_its_own_colour_and_its_dots():
+    lines = {number: {2: number, 4: 2 * number} for number in range(6)}
+    (axes,) = figures.carried(lines, lines).axes
+    colors = [to_hex(line.get_color()) for line in axes.lines]
+    assert len(set(colors)) == 6 and [to_hex(dots.get_facecolor()[0]) for dots in axes.collections] == colors
+
+
+def test_a_title_need_not_be_a_text():
+    assert [axes.get_title(loc="left") for axes in figures.held({2: peak(2), 4: peak(4)}).axes] == ["2", "4"]
+
+
 @pytest.mark.parametrize("draw, text", [
     (lambda: figures.phases(LEDGER[:0]), "the ledger has no rows. Call the model first"),
+    (lambda: figures.phases(LEDGER.assign(bytes_in=0, bytes_out=0)), "nothing has moved. Call the model first"),
+    (lambda: figures.phases(None), "None is no table. Give model.ledger"),
+    (lambda: figures.phases(peak(2)), "this DataFrame has no device, phase, bytes_in, bytes_out. Give model.ledger"),
+    (lambda: figures.held(peak(2)), "this DataFrame is no dict. Give {title: peak}"),
+    (lambda: figures.held([peak(2)]), "this list is no dict"),
+    (lambda: figures.held({"a": None}), "None is no table. Give {title: model.peak}"),
+    (lambda: figures.held({"a": LEDGER}), "has no parameters, buffers, inputs, outputs, gradients. Give"),
+    (lambda: figures.held({"a": peak(0), "b": peak(2)}), "a peak has no rows"),
+    (lambda: figures.carried({"DP": {2: "2"}}), "'2' is no finite number. Give {label: {devices: amount}}"),
+    (lambda: figures.carried({"DP": [2, 3]}), "is no dict. Give {label: {devices: amount}}"),
+    (lambda: figures.carried({"DP": {2: 2}}, {"DP": {2: None}}), "None is no finite number"),
+    (lambda: figures.carried({"DP": {2: 2}}, {"pd": {2: 2}, 3: {2: 2}}), "there is no line 'pd', 3"),
+    (lambda: figures.carried({name: {2: 1} for name in "abcdefg"}), "7 lines, and there are colours for 6"),
     (lambda: figures.held({}), "nothing to draw"),
     (lambda: figures.carried({}), "nothing to draw"),
     (lambda: figures.carried({"DP": {2: 2}}, {"pd": {2: 2}}), "there is no line 'pd'"),

@@ -34,3 +34,7 @@ def test_what_is_no_such_table_is_refused():
         figures.devices({})
     with pytest.raises(InputError, match="'x' is no table of lab.visible_devices"):
         figures.devices({"x": [1]})
+    table = lab.visible_devices("0")
+    for given in (table, [table], None):
+        with pytest.raises(InputError, match="is no dict. Give {label: lab.visible_devices"):
+            figures.devices(given)

@@ -89,6 +89,34 @@ def test_partial_sums_of_a_whole_tensor_and_without_any():
             figures.partial_sums(run)
 
 
+@pytest.mark.parametrize("step", [3, None, float("nan")])
+def test_partial_sums_refuses_two_lists_in_a_step(step):
+    run = run_with((0, step, [1.0]), (1, step, [10.0]), (0, step, [11.0]))
+    with pytest.raises(InputError, match="rank 0 has logged two lists of chunks in step"):
+        figures.partial_sums(run)
+
+
+@pytest.mark.parametrize("last, known", [
+    (11_111_112.0, True),
+    (2.0**24 + 2, False),  # as of float32, in which 2^24 + 1 is none
+    (111_111_111.0, True),  # which float32 has not
+    (2.0**53 + 2, False),
+    (10**17 + 1, True),
+])  # fmt: skip
+def test_partial_sums_draws_no_digits_of_a_float_that_may_have_been_rounded(last, known):
+    run = run_with(*[(rank, 0, [10.0**rank if rank < 8 else 0.0]) for rank in range(18)], (0, 1, [last]))
+    found, _ = fields(figures.partial_sums(run).axes[1], 18)
+    assert (found[0, 0][0] != (figures.BROKEN.lower(), "?")) == known
+
+
+@pytest.mark.parametrize("columns", [0, "4", None])
+def test_partial_sums_has_one_column_at_least_and_a_run(columns):
+    with pytest.raises(InputError, match="give a whole number, 1 or more"):
+        figures.partial_sums(run_with((0, 0, [1.0])), columns)
+    with pytest.raises(InputError, match="is no run"):
+        figures.partial_sums(columns)
+
+
 def test_traffic_draws_what_each_rank_has_sent_and_received(ring, through_0):
     size = ring.ranks[0].records[-1]["size"]
     figure = figures.traffic({"ring": ring, "rank 0": through_0}, size)
@@ -122,6 +150,16 @@ def test_traffic_refuses_what_has_no_sends():
     calls = pandas.DataFrame({"op": ["all_reduce"], "rank": [0], "bytes": [8]})
     with pytest.raises(InputError, match="quiet: no rank has sent"):
         figures.traffic({"quiet": SimpleNamespace(collectives=calls, ranks=[None])}, 8)
+
+
+@pytest.mark.parametrize("size", [0, -1, "12", None, float("nan"), True])
+def test_traffic_refuses_what_is_no_size_and_no_dict_of_runs(ring, size):
+    with pytest.raises(InputError, match="is no finite number above 0. Give the bytes of the tensor"):
+        figures.traffic({"ring": ring}, size)
+    with pytest.raises(InputError, match="Give {title: run}"):
+        figures.traffic(ring, 1)
+    with pytest.raises(InputError, match="is no run"):
+        figures.traffic({"size": size}, 1)
 
 
 TIMES = {2**10: 2e-4, 2**20: 1e-3, 2**26: 5e-2}
@@ -163,6 +201,33 @@ def test_times_refuses_nothing_and_more_lines_than_colours(panels):
         figures.times(panels)
     with pytest.raises(InputError, match="nothing to draw"):
         figures.cost_fit({}, Cost(1.0, 1.0))
+
+
+NO_LINES = [1, {"a": 1.0}, {1: 0}, {1: float("nan")}, {0: 1.0}, {-1: 1.0}, {1: "1"}, {1: None}, {1: float("inf")}]
+
+
+@pytest.mark.parametrize("line", NO_LINES, ids=str)
+def test_what_has_no_place_on_a_log_scale_is_refused(line):
+    with pytest.raises(InputError, match="Give {size in bytes: seconds}"):
+        figures.cost_fit(line, Cost(1.0, 1.0))
+    with pytest.raises(InputError, match="Give {title: {label: {size in bytes: seconds}}}"):
+        figures.times({"a": {"ring": line}})
+    with pytest.raises(InputError, match="Give {title: {label: {size in bytes: seconds}}}"):
+        figures.times({"ring": line})
+
+
+@pytest.mark.parametrize("cost", [None, (1.0, 1.0), TIMES, Cost(float("nan"), 1.0), Cost(-1.0, 1.0)])
+def test_cost_fit_takes_a_cost_after_the_times(cost):
+    with pytest.raises(InputError, match="is no cost. Give fit\\(sizes, seconds\\), after the times"):
+        figures.cost_fit(TIMES, cost)
+    with pytest.raises(InputError, match="cost_fit"):
+        figures.cost_fit(cost, TIMES)
+
+
+@pytest.mark.parametrize("mark", [5, {"a": 5}, {"a": (0, "text")}, {"a": ("text", 1)}, {"b": (1, "text")}])
+def test_times_marks_a_size_of_a_panel(mark):
+    with pytest.raises(InputError, match="Give mark={title"):
+        figures.times({"a": {"ring": TIMES}}, mark)
 
 
 def test_durations_and_volumes_are_written_with_their_units():
