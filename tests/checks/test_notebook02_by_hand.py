@@ -54,7 +54,7 @@ WRONG_ROUNDS = {  # mistake: (edits of the solution, the hint)
     ),
     "one place of each": (
         [("exchange(mine, right, here, left)", "exchange(mine[:1].clone(), right, here[:1], left)")],
-        "others are not: on rank 0 t goes from 1 to 1111. Receive into the whole chunk",
+        "others are not: on rank 0 t goes from 1 to 4004. Receive into the whole chunk",
     ),
     "broadcast": (
         [(SECOND, "    for n in range(size):\n        dist.broadcast(chunks[n], (n - 1) % size)\n")],
@@ -66,16 +66,27 @@ WRONG_ROUNDS = {  # mistake: (edits of the solution, the hint)
     ),
     "whole tensors": ([(SECOND, WHOLE)], "rank 0 has sent 36,000 bytes, not 14,400. One chunk a round is enough"),
     "to the left": ([(SECOND, LEFTWARDS)], "rank 0 sends to ranks 1, 3. Send to the right only"),
+    "the same chunk each time": (
+        [("mine, here = chunks[(rank - step + 1) % size]", "mine, here = chunks[(rank + 1) % size]")],
+        "chunk 2 of rank 0 ends in 1111, not 3333: it holds another chunk's numbers. Send on what came",
+    ),
+    "renamed": (
+        [("exchange(mine, right, here, left)", "exchange(mine, right, theirs, left)\n    here = theirs")],
+        "`here = theirs` would be a name alone",
+    ),
     "known beforehand": ([(SECOND, "    t.fill_(1111)\n")], "has sent 7,200 bytes, not 14,400. They did not come"),
     "one round": (
         [("    exchange(mine, right, here", "    if step == 0: exchange(mine, right, here")],
-        "after round 5 each rank has 2 of 4 chunks complete, as after round 4: nothing has come",
+        "after round 5 each rank has 2 of 4 chunks complete, as after round 4: nothing new",
     ),
     "nothing logged": (
         [("    worker.log(step=size + step, chunks=[chunk[0] for chunk in chunks])\n", "")],
         "logged its chunks in 4 of 7 places",
     ),
-    "no end logged": ([("worker.log(least=t.min(), most=t.max())\n", "")], "did not log least and most"),
+    "no end logged": (
+        [("worker.log(least=t.min(), most=t.max(), last=t[299::300])\n", "")],
+        "did not log least and most",
+    ),
 }
 
 
@@ -86,7 +97,7 @@ def test_each_wrong_second_phase_has_its_own_hint(mistake):
 
 
 def test_the_starter_of_the_ring_is_told_what_is_missing_and_the_solution_is_right():
-    assert "after round 4 each rank has 1 of 4 chunks complete, as after round 3: nothing has" in hint(
+    assert "after round 4 each rank has 1 of 4 chunks complete, as after round 3: nothing new" in hint(
         "02.4", run_cell("ring.py")
     )
     assert "Write --nproc 4" in hint("02.4", run_cell("ring_solution.py", nproc=3))
@@ -128,7 +139,7 @@ WRONG_BUCKETS = {  # mistake: (edits of the solution, the hint)
     "closed when it is too full": ([(FILL, AFTER)], "a bucket has 25,344 bytes, more than 20,000. Look before"),
     "never emptied": (
         [("            average(bucket)\n            bucket = []\n", "            average(bucket)\n")],
-        "more than 20,000. Look before",
+        "42,496, 50,688 bytes, one more than the other. Is the bucket emptied when it has gone?",
     ),
     "each by itself": (
         [(FILL, "    for p in params:\n        average([p.grad])\n")],
@@ -147,10 +158,14 @@ WRONG_BUCKETS = {  # mistake: (edits of the solution, the hint)
         [(FILL, "    for p, twin in zip(params, twins):\n        p.grad.copy_(twin.grad)\n")],
         "no all-reduce in step 0",
     ),
+    "elements for bytes": (
+        [("gradient.nbytes for", "gradient.numel() for")],
+        "Close the bucket before its `.nbytes` exceed LIMIT",
+    ),
     "a sum": ([("    flat /= dist.get_world_size()\n", "")], "from DDP's. Divided by the number of ranks"),
     "not copied back": (
         [("        gradient.copy_(part.view_as(gradient))", "        part.view_as(gradient)")],
-        "and copied back into every p.grad?",
+        "copied back into every p.grad,",
     ),
     "later steps otherwise": (
         [("    bucket = []\n    for p in params:", "    bucket = []\n    for p in params[: 12 if step == 0 else 0]:")]
@@ -259,7 +274,11 @@ WRONG_NORMS = {  # mistake: (edits of the solution, the hint)
         [(BACKWARD, "        all_weight"), ("ctx.n = n", "ctx.n = len(x)")],
         "it has the sums over this rank's rows",
     ),
-    "n of this rank": ([("ctx.n = n", "ctx.n = len(x)")], "the sums are those of all ranks, but n is not"),
+    "n of this rank": ([("ctx.n = n", "ctx.n = len(x)")], "either n is not that of all ranks, or the sums are means"),
+    "means in backward": (
+        [(BACKWARD, REDUCE + "        sums /= 3\n        all_weight")],
+        "either n is not that of all ranks, or the sums are means (AVG)",
+    ),
     "m and v taken for constants": (
         [("(g - all_bias / ctx.n - normal * all_weight / ctx.n)", "g")],
         "it takes m and v for constants",

@@ -24,18 +24,18 @@ ALL_LETTERS = "every = torch.zeros(16)\ndist.all_gather_single(every, letters)\n
 WRONG_WAYS = {  # mistake: (edits of the solution, the hint)
     "the plan is broadcast": (
         [(SCATTER, "dist.broadcast(plan, src=0)\npart = plan[rank : rank + 1]\n")],
-        "144 bytes; 96 are enough. Most by broadcast: 64 bytes in 4 calls, on all ranks. A broadcast gives everything",
+        "144 bytes; 96 are enough. Too many by broadcast: 64 bytes in 4 calls, on all ranks. A broadcast",
     ),
     "the table is added up": (
         [(GATHER, "table[rank] = mine\ndist.all_reduce(table)\n")],
-        "144 bytes; 96 are enough. Most by all_reduce: 64 bytes in 4 calls, on all ranks. A sum moves a whole table",
+        "144 bytes; 96 are enough. Too many by all_reduce: 64 bytes in 4 calls, on all ranks. A sum moves",
     ),
     "objects": (
         [(GATHER, "every = [None] * 4\ndist.all_gather_object(every, mine)\ntable = torch.cat(every)\n")],
         "An object collective sends pickles",
     ),
-    "nothing gathered": ([(GATHER, "")], "the table of rank 0 is [0, 0, 0, 0], not [1, 10, 100, 1000]. Nothing has"),
-    "nothing scattered": ([(SCATTER, "part = torch.zeros(1)\n")], "the plan of rank 0 is [0], not [1]"),
+    "nothing gathered": ([(GATHER, "")], "as table rank 0 has [0, 0, 0, 0], not [1, 10, 100, 1000]. Nothing has"),
+    "nothing scattered": ([(SCATTER, "part = torch.zeros(1)\n")], "as plan rank 0 has [0], not [1]"),
     "own letters": ([(CROSS, "received = letters\n")], "the letters that it has written itself"),
     "all letters": ([(CROSS, ALL_LETTERS + "received = every\n")], "It has all letters of all ranks"),
     "another order": ([(CROSS, CROSS + "received = received.flip(0)\n")], "another order: that of the senders"),
@@ -44,9 +44,18 @@ WRONG_WAYS = {  # mistake: (edits of the solution, the hint)
         'rank 0 has not logged collective="plan"',
     ),
     "texts": ([("after=table)", 'after=["a"])')], "not numbers"),
+    "all letters, and own ones taken": (
+        [(CROSS, ALL_LETTERS + "received = every.view(4, 4)[:, rank]\n")],
+        "every rank receives all 16 letters, and needs 4",
+    ),
+    "letters computed, the plan broadcast": (
+        [(CROSS, "received = (rank + 1.0) * 10 ** torch.arange(4)\n"),
+         (SCATTER, "dist.broadcast(plan, src=0)\npart = plan[rank : rank + 1]\n")],
+        "each rank has 3 letters to hand in, for the others",
+    ),
     "computed": (
         [(CROSS, "received = (rank + 1.0) * 10 ** torch.arange(4)\n")],
-        "handed in 32 bytes, and 76 have to leave them at least",
+        "each rank has 3 letters to hand in, for the others",
     ),
 }
 
@@ -58,13 +67,13 @@ def test_each_wrong_way_to_sort_out_has_its_own_hint(mistake):
 
 
 def test_the_starter_is_right_and_hands_in_four_times_too_much():
-    assert "the ranks hand in 384 bytes; 96 are enough. Most by broadcast" in hint("02.1", run_cell("sort_out.py"))
+    expected = "the ranks hand in 384 bytes; 96 are enough. Too many by broadcast: 320 bytes in 20 calls"
+    assert expected in hint("02.1", run_cell("sort_out.py"))
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        (CROSS, ALL_LETTERS + "received = every.view(4, 4)[:, rank]\n"),
         (GATHER, "rows = list(table.split(1))\ndist.all_gather(rows, mine)\n"),
     ],
 )
@@ -123,7 +132,7 @@ LOCAL = "pair = dist.new_group([rank - rank % 2, rank - rank % 2 + 1], use_local
 WRONG_PAIRS = {
     "the sum of all": ([(TOTAL, "dist.all_reduce(total)\n")], "All four ranks were added"),
     "from rank 0 to all": ([(FIRST, "dist.broadcast(first, src=0)\n")], "Rank 0 has sent to all"),
-    "a global root": ([("group_src=0", "src=0")], "rank 0 is not in the pair of ranks 2 and 3"),
+    "a global root": ([("group_src=0", "src=0")], "names a rank that is not in this pair"),
     "the second sends": ([("group_src=0", "group_src=1")], "That is the second of the pair"),
     "the other pair's group": ([("pairs[rank // 2]", "pairs[1 - rank // 2]")], "Nothing was added to its own"),
     "nothing sent": ([(FIRST, "")], "It has its own number"),
@@ -169,7 +178,7 @@ def test_pairs_that_each_rank_has_made_alone_are_told_by_their_partners_or_their
     met = hint("02.3", pairs([1001.0, 110.0, 110.0, 1001.0], [1.0, 100.0, 100.0, 1.0], tmp_path))
     assert "It was added to a rank of the other pair" in met and expected in met
     hung = HangError("no sign of life", where=[{"rank": 0, "collective": "new_group"}])
-    assert expected in hint("02.3", pairs([], [], tmp_path, error=hung))
+    assert "Has every rank made both groups, in the same order?" in hint("02.3", pairs([], [], tmp_path, error=hung))
 
 
 def test_pairs_without_groups_are_not_done(tmp_path):
