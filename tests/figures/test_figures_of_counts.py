@@ -1,5 +1,7 @@
 """The picture of a counted run: a mark for each collective of each rank, as large as its bytes say."""
 
+import itertools
+
 import pandas
 import pytest
 from matplotlib.colors import to_hex
@@ -57,6 +59,50 @@ def test_ranks_that_issue_unlike_numbers_have_rows_of_their_own_length():
     assert [text.get_text() for text in axes.texts] == ["4 B", "0 B", "4.0 kB"]
 
 
+NO_STEP = pandas.NA
+STEPS = {  # of each rank the steps of its calls, and the places of its marks; the steps of all places, "-" for none
+    "one is longer": ([[0, 1, 1], [0, 0, 1]], [[0, 2, 3], [0, 1, 2]], "0011"),
+    "one has left a step out": ([[0, 1, 2], [0, 2, 2]], [[0, 1, 2], [0, 2, 3]], "0122"),
+    "one has ended": ([[0], [0, 1, 2, NO_STEP]], [[0], [0, 1, 2, 3]], "012-"),
+    "steps that come again": ([[0, 1, 0, 1], [1, 0]], [[0, 1, 2, 3], [1, 2]], "0101"),
+    "no two alike": ([[0, 2], [1, 3]], [[0, 2], [1, 3]], "0123"),
+    "one has logged none": ([[0, 0, 1], [NO_STEP] * 4], [[0, 1, 2], [0, 1, 2, 3]], "001 "),
+}
+
+
+@pytest.mark.parametrize("steps, places, ground", STEPS.values(), ids=STEPS)
+def test_a_step_stands_in_one_place_on_all_ranks(steps, places, ground):
+    rows = [(rank, step, "all_reduce", 4) for rank, own in enumerate(steps) for step in own]
+    table = pandas.DataFrame(rows, columns=["rank", "step", "op", "bytes"]).convert_dtypes()
+    (axes,) = figures.counts(table).axes
+    assert set(marks(axes)) == {(row, place) for row, own in enumerate(places) for place in own}
+    assert {text.get_position()[0] for text in axes.texts} == {place for own in places for place in own}
+    labels = {label.get_text(): label.get_position()[0] for label in axes.get_xticklabels()}
+    middles = {f"step {s}": ground.rindex(s) / 2 + ground.index(s) / 2 for s in ground if s.isdigit()}
+    assert ground == "0101" or labels == middles
+    shaded = {
+        (round(box.get_y() + 0.5), round(box.get_x() + 0.5) + number)
+        for box in axes.patches
+        for number in range(round(box.get_width()))
+    }
+    blocks = list(itertools.accumulate(ground[place - 1] != ground[place] for place in range(1, len(ground))))
+    every_second = {place for place, block in enumerate([0, *blocks]) if block % 2 == 0}
+    stepped = [row for row, own in enumerate(steps) if own[0] is not NO_STEP]
+    assert shaded == {(row, place) for row in stepped for place in every_second if ground[place] != " "}
+
+
+@pytest.mark.parametrize("given, ops, said", [
+    (None, None, "None is no table. Give a run with count=True, or rows of run.collectives"),
+    ([{"rank": 0}], None, "is no table"),
+    (pandas.DataFrame({"rank": [0], "op": ["barrier"]}), None, "this DataFrame has no step, bytes. Give"),
+    (pandas.DataFrame(columns=["rank", "step", "op", "bytes"]), 5, 'ops=5 is no list. Give ops=["all_reduce"]'),
+])  # fmt: skip
+def test_what_are_no_collectives_is_refused(given, ops, said):
+    with pytest.raises(InputError) as error:
+        figures.counts(given, ops=ops)
+    assert said in str(error.value)
+
+
 @pytest.mark.parametrize(
     "value, text",
     [(0, "0 B"), (1000, "1.0 kB"), (9949, "9.9 kB"), (9960, "10 kB"), (67e6, "67 MB"), (2e12, "2000 GB")],
@@ -69,7 +115,7 @@ def test_nothing_to_draw_too_much_and_a_run_that_was_not_counted_are_refused(run
     with pytest.raises(InputError, match="no collectives of gather, scatter"):
         figures.counts(run, ops=["gather", "scatter"])
     many = pandas.concat([run.collectives] * 9)
-    with pytest.raises(InputError, match="collectives on a rank, and a page shows 60"):
+    with pytest.raises(InputError, match="collectives in a row, and a page shows 60"):
         figures.counts(many)
     with pytest.raises(InputError, match="count=True"):
         figures.counts(lab.torchrun("hello", show="none"))
