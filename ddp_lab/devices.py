@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from ddp_lab.errors import InputError
 from ddp_lab.gpus import GPU, choose
@@ -78,7 +79,7 @@ def _shared(rows):
 
 def _installed(gpus):
     """The GPUs as `choose` wants them, of a number or of a list of UUIDs."""
-    if isinstance(gpus, int):
+    if isinstance(gpus, Integral):
         return [GPU(index, "", "", None) for index in range(_count("gpus", gpus, 0))]
     uuids = list(gpus) if isinstance(gpus, Iterable) and not isinstance(gpus, str) else [gpus]
     for uuid in uuids:
@@ -92,12 +93,12 @@ def _installed(gpus):
 def _text(mask, gpus):
     if mask is not None and not isinstance(mask, str):
         raise InputError(f"mask={mask!r} is no text: give one as CUDA_VISIBLE_DEVICES has it, such as '0,1'")
-    if mask and mask.startswith("GPU-") and isinstance(gpus, int):
+    if mask and mask.startswith("GPU-") and isinstance(gpus, Integral):
         raise InputError(f"mask={mask!r} names UUIDs: give gpus=[...], the UUIDs of the node's GPUs, not a number")
     return mask
 
 
 def _count(name, value, least):
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= MOST:
         raise InputError(f"{name}={value!r}: give a whole number from {least} to {MOST}")
-    return value
+    return int(value)

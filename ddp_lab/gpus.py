@@ -128,9 +128,17 @@ def _pick(gpus, entry, kind):
         if not entry.startswith(kind):
             return None, f"{entry!r} is no UUID as the first is: {hidden}{_AS_TORCH}"
         return None, f"{entry!r} is the UUID of no GPU: {hidden}{_AS_TORCH}"
-    number = re.match(r"\+?\d+", entry.strip())  # like C's strtoul: "1x" is 1
-    gpu = next((gpu for gpu in gpus if number and gpu.index == int(number[0])), None)
+    number = _number(entry)
+    gpu = next((gpu for gpu in gpus if number is not None and gpu.index == number), None)
     if gpu is None:
         return None, f"{entry!r} is the index of no GPU: {hidden}"
     plain = entry == str(gpu.index)
     return gpu, "" if plain else f"{entry!r} is read as {gpu.index}{_AS_TORCH}"
+
+
+def _number(entry):
+    """The whole number that an entry begins with, None for none. As torch reads it: "1x" is 1, and "-0" is 0."""
+    try:
+        return int(re.match(r"[+-]?\d+|", entry.strip())[0])
+    except ValueError:  # nothing, or thousands of digits, which Python does not read
+        return None

@@ -1,5 +1,7 @@
 """Runs that a machine cannot do: skipped by name, in a line that the reader sees, and counted as skipped."""
 
+from numbers import Integral
+
 from ddp_lab import gpus as devices
 from ddp_lab.errors import InputError
 
@@ -12,7 +14,7 @@ def can_run(*names, gpus):
     """
     if not names or not all(isinstance(name, str) and name for name in names):
         raise InputError('can_run() names the runs that it is asked for: can_run("faults/all_on_gpu0", gpus=2)')
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
+    if isinstance(gpus, bool) or not isinstance(gpus, Integral) or gpus < 1:
         raise InputError(f"gpus={gpus!r}: give the number of GPUs that the runs need, 1 or more")
     here = devices.count()
     if here >= gpus:

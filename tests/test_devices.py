@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy
 import pandas
 import pytest
 
@@ -52,10 +53,24 @@ def test_each_rank_has_a_row_with_its_own_device():
         ("1x,+2, 3", [1, 2, 3]),
         ("0,,1", [0]),
         ("2,GPU-1", [2]),
+        ("1,-0", [1, 0]),
+        ("0,-0", [None]),
     ],
 )
 def test_indices_and_as_many_ranks_as_are_visible_by_default(mask, own):
     assert physical(mask, gpus=4) == own
+
+
+def test_more_digits_than_python_reads_name_no_gpu():
+    assert physical("1," + "0" * 10_000) == [1]
+    assert notes("0" * 10_000)[0].endswith("is the index of no GPU: it and all that follow are hidden")
+
+
+def test_numbers_may_be_numpys():
+    two = numpy.int64(2)
+    assert lab.visible_devices("1", gpus=two, nproc=two).equals(lab.visible_devices("1", gpus=2, nproc=2))
+    with pytest.raises(lab.InputError, match="names UUIDs"):
+        lab.visible_devices("GPU-1", gpus=two)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +115,7 @@ def test_with_a_mask_for_each_rank_every_ranks_own_device_is_the_first():
     [
         ("0,9", "no such device: '9' is the index of no GPU: it and all that follow are hidden"),
         ("0,0", "no such device: '0' names a GPU a second time: none at all is visible (as torch counts; "),
+        ("1,-0", "'-0' is read as 0 (as torch counts; CUDA's guide does not say)"),
         ("0,1x", "'1x' is read as 1 (as torch counts; CUDA's guide does not say)"),
         ("GPU-8932,1", "no such device: '1' is no UUID as the first is: it and all that follow are hidden (as torch"),
         ("GPU-8932,GPU-f", "no such device: 'GPU-f' is the UUID of no GPU"),

@@ -77,6 +77,11 @@ def test_our_own_environment_is_the_default_and_is_read_at_each_call(nvidia_smi,
         ("1,1,2", []),
         ("01,+2,3x", [1, 2, 3]),
         ("0,,1", [0]),
+        ("-0", [0]),
+        ("1,-0", [1, 0]),
+        ("0,-0", []),
+        ("1,-,0", [1]),
+        pytest.param("1," + "0" * 10_000, [1], id="more digits than Python reads"),
     ],
 )
 def test_indices(nvidia_smi, value, indices):
@@ -104,7 +109,8 @@ def test_uuid_prefixes(nvidia_smi, value, indices):
 
 @pytest.mark.parametrize(
     "value",
-    ["0,1", "2,1", "0,2,-1,1", "0,9,1", "0,abc,1", "0,0", "01,+2,3x", "1;2", "", "-1", "1,GPU-1"],
+    ["0,1", "2,1", "0,2,-1,1", "0,9,1", "0,abc,1", "0,0", "01,+2,3x", "1;2", "", "-1", "1,GPU-1"]
+    + ["-0", "1,-0", "0,-0", "+0,-1", "2,-3", "1,x,0"],
 )
 def test_indices_are_read_as_torch_reads_them(nvidia_smi, monkeypatch, value):
     import torch

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy
 import pytest
 
 import ddp_lab as lab
@@ -30,6 +31,7 @@ def test_each_run_without_its_gpus_is_skipped_by_name_and_noted(monkeypatch, cap
 def test_with_its_gpus_nothing_is_said(monkeypatch, capsys, ledger):
     with_gpus(monkeypatch, 2)
     assert lab.can_run("a", gpus=2) is True
+    assert lab.can_run("a", gpus=numpy.int64(2)) is True
     assert capsys.readouterr().out == "" and not ledger.exists()
 
 
