@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.cost_all_reduce
 
 Each time is that of the slowest rank, in the best of several tries. Look at the first sizes, which take about the same
-time, and at the last, where four times the bytes take about four times as long.
+time, and at the last, where the time grows with the bytes.
 """
 
 import gc

@@ -65,7 +65,7 @@ def main():
     for level, mismatches in {"OFF": SILENT, "DETAIL": SILENT + LOUD}.items():
         dist.set_debug_level(getattr(dist.DebugLevel, level))  # holds for the groups that are made from now on
         for mismatch in [*mismatches, another_root]:
-            group = dist.new_group(timeout=timedelta(seconds=2))  # its own: an error may leave a group of no use
+            group = dist.new_group(timeout=timedelta(seconds=2 if mismatch is another_root else 30))  # one for each
             try:
                 error = mismatch(dist.get_rank(), group)  # None
             except RuntimeError as caught:

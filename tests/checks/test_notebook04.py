@@ -33,7 +33,7 @@ def test_the_solution_of_the_masks_is_right_and_the_starter_is_told_what_is_open
     solution = run_masks(solution_of('"04.1"'))["solution"]
     assert list(solution) == list(MASKS)
     (starter,) = [cell.source for cell in CELLS.cells if 'lab.check("04.1", answer)' in cell.source]
-    assert "the mask '3,1' is still open" in hint("04.1", run_masks(starter)["answer"])
+    assert "the mask '2,0,3' is still open" in hint("04.1", run_masks(starter)["answer"])
 
 
 def with_mask(mask, given):
@@ -43,19 +43,20 @@ def with_mask(mask, given):
 @pytest.mark.parametrize(
     "mask, given, expected",
     [
-        ("3,1", [1, 3], "the order is the mask's"),
-        ("3,1", [0, 1], "the numbers by which the ranks see them"),
-        ("3,1", [2, 0], "Go through its entries from the left"),
-        ("3,1", "3,1", "Give a list"),
-        ("0,2,-1,1", [0, 2, 1], "an entry that names no GPU ends the list"),
-        ("0,2,-1,1", [0, 1], "the numbers by which the ranks see them"),
-        ("1,5,2", [1, 2], "an entry that names no GPU ends the list"),
-        ("1,5,2", [1, 5, 2], "an entry that names no GPU ends the list"),
-        ("1,5,2", [], "Go through its entries"),
-        ("2,2", [2], "it names a GPU twice"),
-        ("2,2", [2, 2], "it names a GPU twice"),
-        ("", [0, 1, 2, 3], "an empty mask is not the same as none"),
-        ("", None, "the mask '' is still open"),
+        ("2,0,3", [0, 2, 3], "the order is the mask's"),
+        ("2,0,3", [0, 1, 2], "the numbers by which the ranks see them"),
+        ("2,0,3", [3, 0, 2], "Go through its entries from the left"),
+        ("2,0,3", "2,0,3", "Give a list"),
+        ("2,0,3", ["2", "0", "3"], "numbers are asked for"),
+        ("3,-1,0", [3, 0], "an entry that names no GPU ends the list"),
+        ("3,-1,0", [0], "the numbers by which the ranks see them"),
+        ("0,4,1", [0, 1], "an entry that names no GPU ends the list"),
+        ("0,4,1", [0, None, None], "leave out the ranks that get none"),
+        ("0,4,1", [], "Go through its entries"),
+        ("1,3,1", [1, 3], "it names a GPU twice"),
+        ("1,3,1", [1, 3, 1], "it names a GPU twice"),
+        ("-1,2", [2], "an entry that names no GPU ends the list"),
+        ("-1,2", None, "the mask '-1,2' is still open"),
     ],
 )
 def test_each_wrong_reading_of_a_mask_has_its_own_hint(mask, given, expected):
@@ -84,6 +85,9 @@ def node(*ranks, size=4):
 def test_two_nodes_of_two_ranks_are_right_in_any_order():
     assert lab.check("04.2", [node(0, 1), node(2, 3)]).done
     assert lab.check("04.2", (node(3, 2), node(1, 0))).done
+    warned = node(0, 1)
+    warned.ranks[0].stderr = "[c10d] recvValueWithTimeout failed on SocketImpl: Failed to recv, got 0 bytes"
+    assert lab.check("04.2", [warned, node(2, 3)]).done
 
 
 FAILED = RankError("torchrun ended with exit code 1. The end of its stderr:")
@@ -91,6 +95,7 @@ HUNG = HangError("no sign of life", reason="timeout")
 WRONG_NODES = {
     "two jobs": ([node(0, 1, size=2), node(0, 1, size=2)], "2 jobs of 2 ranks, each alone"),
     "one job of four and nothing": ([node(0, 1, 2, 3), job([])], "command 1 has left no record of a rank"),
+    "two nodes of one": ([node(0, size=2), node(1, size=2)], "the nodes have 1 and 1 ranks"),
     "two jobs of four": ([node(0, 1, 2, 3), node(0, 1, 2, 3)], "the nodes have 4 and 4 ranks"),
     "one rank on the second": ([node(0, 1, size=3), node(2, size=3)], "the nodes have 2 and 1 ranks"),
     "two of three nodes": ([node(0, 1, size=6), node(2, 3, size=6)], "the world size is 6. It is to be 4"),
@@ -189,8 +194,13 @@ def test_a_required_argument_is_told_that_torchrun_gives_none(right):
 
 def test_a_local_rank_that_is_none_or_a_text_is_told(right):
     text = "type=int, default=0", 'default=os.environ["LOCAL_RANK"]'
-    for edit, expected in ((", default=0", ""), "logged None"), (text, "logged '0'"):
+    for edit, expected in ((", default=0", ""), "logged None"), (text, "logged '0' and '1', texts"):
         assert expected in hint("04.3", right | {"torchrun": CELLS.run("old.py", edit)})
+
+
+def test_the_rank_for_the_local_rank_is_told_where_it_differs():
+    run = CELLS.run("old.py", (MARKED, HYPHEN.replace("LOCAL_RANK", "RANK")))
+    assert "On a second node RANK is 2 and 3" in hint("04.3", old_and_new(run, BOTH))
 
 
 def test_the_old_launchers_run_is_looked_at_too(right):
