@@ -6,19 +6,24 @@ A virtual device is a number. What lies on device 1, 2, ... is a copy with memor
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import warnings
 from collections import Counter
+from numbers import Integral
 
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.nn.parameter import is_lazy
 
 from ddp_lab.errors import InputError
 
 PHASES = ("scatter", "replicate", "gather", "reduce")
 KINDS = ("parameters", "buffers", "inputs", "outputs", "gradients")
+
+MOST = 64  # devices, each of which is a thread here
 
 _busy = threading.Lock()
 
@@ -34,21 +39,26 @@ class VirtualDataParallel(nn.DataParallel):
     four operations below them that copy between GPUs. Everything is computed on the CPU. `module` must be there.
 
     Outputs and gradients are those of `module` on the whole batch, up to rounding, if what a sample adds to them
-    depends on that sample alone (BatchNorm and Dropout: see notebook 01). CPU autocast reaches the replicas.
+    depends on that sample alone (BatchNorm and Dropout: see notebook 01). CPU autocast reaches the replicas, but not
+    its dtype: torch hands that to no thread of DataParallel's, so theirs is the default, bfloat16.
 
     `host_inputs`: whether the batch lies in the host's memory (device 0 then receives its share like the others) or, as
     counted by default, on device 0.
 
     One call at a time: while one goes on, parts of torch.nn.parallel are replaced, for all threads. A second call, from
     another thread or from inside the module, is a RuntimeError; so is a torch without these parts.
-    InputError for devices that are no whole number above 0, and for a module that is not on the CPU.
+    InputError for devices that are no whole number from 1 to 64, for a module that is not on the CPU, and for one with
+    lazy parameters that have no values yet.
     """
 
     def __init__(self, module: nn.Module, devices: int = 4, *, host_inputs: bool = False):
-        if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
-            raise InputError(f"devices={devices!r} is no number of devices. Write devices=4.")
+        devices = _checked(module, devices)
+        if not isinstance(host_inputs, bool):
+            raise InputError(f"host_inputs={host_inputs!r} is unknown. Write True, or leave it out.")
         tensors = [*module.parameters(), *module.buffers()]
-        if elsewhere := {str(tensor.device) for tensor in tensors if tensor.device.type in ("cuda", "xpu", "mps")}:
+        if any(map(is_lazy, tensors)):
+            raise InputError("the module has lazy parameters, without values so far. Call the module once first.")
+        if elsewhere := {str(tensor.device) for tensor in tensors if tensor.device.type != "cpu"}:
             raise InputError(f"the module is on {', '.join(sorted(elsewhere))}; virtual devices are on the CPU.")
         _parts()  # says so now if they are not there
         nn.Module.__init__(self)  # not DataParallel's, which looks for accelerators
@@ -94,8 +104,9 @@ class VirtualDataParallel(nn.DataParallel):
           sum, and those of all outputs.
         - total: of these. It is as if all were there at one time, so it is never too small.
 
-        Activations, which are kept for backward(), and the optimizer's state are not counted. With one device torch
-        calls the module itself, and its outputs and gradients are not counted either.
+        A second backward() through the same step (retain_graph, or one for gradients of gradients) adds its gradients
+        to those of the first. Activations, which are kept for backward(), and the optimizer's state are not counted. With
+        one device torch calls the module itself, and its outputs and gradients are not counted either.
         """
         import pandas
 
@@ -135,11 +146,6 @@ class VirtualDataParallel(nn.DataParallel):
     @contextlib.contextmanager
     def _virtual(self):
         """While this is entered torch's functions work on virtual devices, and count into this step."""
-        if not _busy.acquire(blocking=False):
-            raise RuntimeError(
-                "VirtualDataParallel was called while another call goes on. Call it from one thread at a time, "
-                "and not inside a module that is itself on virtual devices."
-            )
         replicate, scatter_gather, parallel_apply = _parts()
         step, share_stays = self._step, not self.host_inputs
 
@@ -156,6 +162,12 @@ class VirtualDataParallel(nn.DataParallel):
         def broadcast(tensors, devices, detach=False):
             return _broadcast(step, tensors, len(devices), detach)
 
+        busy = _busy  # that of this process: a fork inside the call gets another
+        if not busy.acquire(blocking=False):
+            raise RuntimeError(
+                "VirtualDataParallel was called while another call goes on. Call it from one thread at a time, "
+                "and not inside a module that is itself on virtual devices."
+            )
         try:
             with (
                 _replaced(replicate, "_broadcast_coalesced_reshape", broadcast),
@@ -165,7 +177,7 @@ class VirtualDataParallel(nn.DataParallel):
             ):
                 yield
         finally:
-            _busy.release()
+            busy.release()
 
 
 def data_parallel(module: nn.Module, devices: int = 4) -> nn.DataParallel:
@@ -174,10 +186,22 @@ def data_parallel(module: nn.Module, devices: int = 4) -> nn.DataParallel:
     The module is moved to device 0. `isinstance(model, VirtualDataParallel)` tells which it is.
     Errors as in VirtualDataParallel.
     """
-    if not isinstance(devices, bool) and isinstance(devices, int) and 0 < devices <= torch.accelerator.device_count():
+    devices = _checked(module, devices)
+    if devices <= torch.accelerator.device_count():
         if (kind := torch.accelerator.current_accelerator().type) != "mps":
             return nn.DataParallel(module.to(torch.device(kind, 0)), list(range(devices)))
     return VirtualDataParallel(module, devices)
+
+
+def _checked(module, devices):
+    """The number of devices, if this is one, and `module` a module."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{module!r:.60} is no nn.Module. Give a model, such as nn.Linear(3, 2).")
+    if isinstance(devices, bool) or not isinstance(devices, Integral) or devices < 1:
+        raise InputError(f"devices={devices!r} is no number of devices. Write devices=4.")
+    if devices > MOST:
+        raise InputError(f"devices={devices}: there are {MOST} virtual devices at most, a thread each.")
+    return int(devices)
 
 
 # ---- what is counted
@@ -232,7 +256,7 @@ class _Scatter(Function):
         for device, gradient in enumerate(gradients):
             if not (ctx.share_stays and device == 0):
                 ctx.step.move("scatter", device, 0 if ctx.share_stays else None, gradient)
-        return None, None, None, None, torch.cat(gradients, ctx.dim)
+        return None, None, None, None, _cat(gradients, ctx.dim)
 
 
 class _Gather(Function):
@@ -252,7 +276,7 @@ class _Gather(Function):
             step.hold("outputs", device, output)
             if device:
                 step.move("gather", device, 0, output)
-        gathered = torch.cat(outputs, dim)
+        gathered = _cat(outputs, dim)
         step.hold("outputs", 0, gathered)
         return gathered
 
@@ -268,6 +292,12 @@ class _Gather(Function):
         if ctx.scalars:
             shares = [share[0] for share in shares]
         return None, None, *shares
+
+
+def _cat(tensors, dim):
+    """As a copy between GPUs does: in the tensors' own dtype, whatever autocast says."""
+    with torch.autocast("cpu", enabled=False):
+        return torch.cat(tensors, dim)
 
 
 class _Broadcast(Function):
@@ -340,11 +370,29 @@ def _parts():
 @contextlib.contextmanager
 def _replaced(module, name, value):
     before = getattr(module, name)
-    setattr(module, name, value)
     try:
+        _originals[module, name] = before
+        setattr(module, name, value)
         yield
     finally:
         setattr(module, name, before)
+        _originals.pop((module, name), None)
+
+
+_originals = {}  # (module, name) -> what is replaced at this moment
+
+
+def _forked():
+    """In a child that was forked during a call: that call goes on in the parent, and torch is here as it was."""
+    global _busy
+    _busy = threading.Lock()
+    while _originals:
+        place, before = _originals.popitem()
+        setattr(*place, before)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _TorchOnOneCpu:

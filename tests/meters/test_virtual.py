@@ -1,10 +1,12 @@
 """VirtualDataParallel: torch's own DataParallel on virtual devices, and its count against one done by hand."""
 
 import copy
+import os
 import sys
 import threading
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -195,6 +197,15 @@ def test_reduce_is_counted_by_backward_and_to_its_own_step():
     assert moved(model)["reduce"] == [(0, 0), (0, 0)]
 
 
+def test_a_second_backward_adds_its_gradients_to_those_of_the_first():
+    model = VirtualDataParallel(nn.Linear(3, 2), 2)
+    loss = model(torch.randn(4, 3)).sum()
+    loss.backward(retain_graph=True)
+    once = model.peak["gradients"]
+    loss.backward()
+    assert list(model.peak["gradients"]) == list(2 * once) and once.min() > 0
+
+
 def test_fewer_shares_than_devices_leave_devices_out():
     model, _ = step(nn.Linear(3, 2), torch.randn(5, 3), 4)  # 2, 2, 1
     assert [received for received, _ in moved(model)["replicate"]] == [0, 32, 32, 0]
@@ -268,6 +279,22 @@ def test_autocast_and_no_grad_reach_the_replicas():
     assert model(torch.ones(4, 3)).dtype == torch.float32
 
 
+class Half(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).half()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make, expected", [(nn.Linear, torch.bfloat16), (Half, torch.float16)])
+def test_outputs_are_gathered_as_they_are_under_every_autocast(dtype, make, expected):
+    """bfloat16, the default: torch tells the threads of DataParallel no dtype."""
+    batch, model = torch.ones(4, 3, requires_grad=True), VirtualDataParallel(make(3, 2), 2)
+    with torch.autocast("cpu", dtype=dtype):
+        outputs = model(batch)
+        outputs.sum().backward()
+    assert outputs.dtype == expected and batch.grad.shape == batch.shape
+
+
 def test_an_error_names_its_replica_and_leaves_torch_as_it_was():
     before = [vars(module).copy() for module in virtual._parts()]
     model = VirtualDataParallel(nn.Linear(3, 2), 2)
@@ -277,10 +304,12 @@ def test_an_error_names_its_replica_and_leaves_torch_as_it_was():
     model(torch.ones(4, 3))
 
 
-def test_a_parameter_on_another_device_is_refused_by_torch():
-    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, device="meta"))
+def test_a_parameter_that_has_moved_to_another_device_is_refused_by_torch():
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    model = VirtualDataParallel(net, 2)
+    net[1].to("meta")
     with pytest.raises(RuntimeError, match=r"on device cpu \(device_ids\[0\]\) but found one of them on device: meta"):
-        VirtualDataParallel(net, 2)(torch.ones(4, 3))
+        model(torch.ones(4, 3))
 
 
 # ---- what it says when it cannot
@@ -290,6 +319,40 @@ def test_a_parameter_on_another_device_is_refused_by_torch():
 def test_what_is_no_number_of_devices_is_refused(devices):
     with pytest.raises(InputError, match="is no number of devices"):
         VirtualDataParallel(nn.Linear(1, 1), devices)
+    with pytest.raises(InputError, match="is no number of devices"):
+        data_parallel(nn.Linear(1, 1), devices)
+
+
+def test_a_number_of_devices_may_be_numpys_and_has_a_limit():
+    model = VirtualDataParallel(nn.Linear(3, 2), numpy.int64(2))
+    assert model.device_ids == [0, 1] and model(torch.ones(4, 3)).shape == (4, 2)
+    assert len(VirtualDataParallel(nn.Linear(3, 2), 64).ledger) == 4 * 64
+    with pytest.raises(InputError, match="devices=1000000000: there are 64 virtual devices at most"):
+        VirtualDataParallel(nn.Linear(1, 1), 10**9)
+
+
+@pytest.mark.parametrize("module", ["x", None, nn.Linear, [nn.Linear(1, 1)]], ids=str)
+@pytest.mark.parametrize("make", [VirtualDataParallel, data_parallel])
+def test_what_is_no_module_is_refused(make, module):
+    with pytest.raises(InputError, match="is no nn.Module. Give a model"):
+        make(module, 2)
+
+
+@pytest.mark.parametrize("module, said", [
+    (nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), "the module is on meta; virtual devices"),
+    (nn.BatchNorm1d(1, affine=False, device="meta"), "the module is on meta; virtual devices"),
+    (nn.LazyLinear(2), "Call the module once first"),
+    (nn.LazyBatchNorm1d(affine=False), "Call the module once first"),
+], ids=str)  # fmt: skip
+def test_a_module_without_its_values_on_the_cpu_is_refused(module, said):
+    with pytest.raises(InputError, match=said):
+        VirtualDataParallel(module, 2)
+
+
+@pytest.mark.parametrize("host_inputs", ["no", 1, None])
+def test_host_inputs_is_true_or_false(host_inputs):
+    with pytest.raises(InputError, match="host_inputs=.* is unknown. Write True, or leave it out"):
+        VirtualDataParallel(nn.Linear(1, 1), 2, host_inputs=host_inputs)
 
 
 @pytest.mark.parametrize("module, part", [
@@ -314,6 +377,30 @@ def test_a_second_call_at_the_same_time_is_refused():
     with pytest.raises(RuntimeError, match="was called while another call goes on"):
         VirtualDataParallel(Nested(), 2)(torch.ones(4, 3))
     VirtualDataParallel(nn.Linear(3, 2), 2)(torch.ones(4, 3))  # and the next is free to go
+
+
+def test_a_call_that_could_not_begin_leaves_the_next_free_to_go(monkeypatch):
+    model = VirtualDataParallel(nn.Linear(3, 2), 2)
+    with monkeypatch.context() as patch:
+        patch.delattr(sys.modules["torch.nn.parallel.scatter_gather"], "Gather")
+        with pytest.raises(RuntimeError, match="has no torch.nn.parallel.scatter_gather.Gather"):
+            model(torch.ones(4, 3))
+    assert model(torch.ones(4, 3)).shape == (4, 2)
+
+
+def test_a_child_that_was_forked_during_a_call_has_torch_as_it_was_and_can_call():
+    before = [vars(module).copy() for module in virtual._parts()]
+    model, code = VirtualDataParallel(nn.Linear(3, 2), 2), 1
+    with model._virtual():
+        if not (child := os.fork()):
+            try:
+                restored = [vars(module) for module in virtual._parts()] == before
+                model.scatter((torch.ones(4, 3),), {}, model.device_ids)
+                code = 0 if restored else 2
+            finally:
+                os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [vars(module) for module in virtual._parts()] == before
 
 
 @pytest.mark.parametrize("present, kind", [(0, "virtual"), (1, "virtual"), (2, "real"), (8, "real")])
