@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from numbers import Complex, Real
 from typing import NamedTuple
 
 from ddp_lab.errors import InputError
@@ -37,7 +38,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
 
     InputError unless there are two sizes at least that differ, and a time above 0 for each.
     """
-    sizes, seconds = [float(size) for size in sizes], [float(time) for time in seconds]
+    sizes, seconds = _floats("sizes", sizes), _floats("seconds", seconds)
     if len(sizes) != len(seconds):
         raise InputError(f"fit(): {len(sizes)} sizes and {len(seconds)} times. Give a time for each size.")
     if wrong := [time for time in seconds if not (time > 0 and math.isfinite(time))]:
@@ -45,7 +46,40 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> Cost:
     if wrong := [size for size in sizes if not (size >= 0 and math.isfinite(size))]:
         raise InputError(f"fit(): a size of {wrong[0]} bytes cannot be fitted. Sizes are numbers, 0 or more.")
     if len(set(sizes)) < 2:
-        raise InputError(f"fit(): a line needs two sizes at least, and there is {len(set(sizes))}.")
+        there = f"is {sizes[0]:g} alone" if sizes else "are 0"
+        raise InputError(f"fit(): a line needs two sizes at least, and there {there}.")
+    try:
+        cost = _line(sizes, seconds)
+    except ArithmeticError:
+        cost = Cost(math.nan, math.nan)
+    if not all(map(math.isfinite, cost)):
+        raise InputError(
+            f"fit(): times of {min(seconds)} to {max(seconds)} s and sizes of {min(sizes)} to {max(sizes)} bytes leave "
+            "the range of floats. Give bytes and seconds as they were measured."
+        )
+    return cost
+
+
+def _floats(name, given):
+    """These as floats, where each is a number: no text, though float() would read it, and nothing with parts."""
+    try:
+        values = list(given)
+        if any(isinstance(value, (str, bytes)) or _is_complex(value) for value in (given, *values)):
+            raise TypeError
+        if any(getattr(value, "ndim", 0) for value in values):
+            raise TypeError
+        return [float(value) for value in values]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's, for complex tensors
+        what = f"{name}={given!r:.60}"
+        raise InputError(f"fit(): {what} is no list of numbers. Give fit([bytes, ...], [seconds, ...]).") from None
+
+
+def _is_complex(value):
+    return isinstance(value, Complex) and not isinstance(value, Real)
+
+
+def _line(sizes, seconds):
+    """The Cost that fits best."""
     rows = [(1 / time, size / time) for size, time in zip(sizes, seconds, strict=True)]  # alpha a + beta b = 1
     # The normal equations, solved by Cramer's rule; each determinant as a sum over pairs, for as a difference of
     # products it loses its digits where sizes are far apart.

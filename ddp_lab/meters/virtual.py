@@ -105,8 +105,8 @@ class VirtualDataParallel(nn.DataParallel):
         - total: of these. It is as if all were there at one time, so it is never too small.
 
         A second backward() through the same step (retain_graph, or one for gradients of gradients) adds its gradients
-        to those of the first. Activations, which are kept for backward(), and the optimizer's state are not counted. With
-        one device torch calls the module itself, and its outputs and gradients are not counted either.
+        to those of the first. Activations, which are kept for backward(), and the optimizer's state are not counted.
+        With one device torch calls the module itself, and its outputs and gradients are not counted either.
         """
         import pandas
 

@@ -39,6 +39,30 @@ def test_no_cost_is_below_0():
     assert fit([1, 2], [1.0, 0.5]).alpha > 0
 
 
+def test_arrays_and_whole_numbers_are_fitted():
+    assert fit(numpy.array([1, 2]), numpy.array([1.5, 2.0])) == fit([1, 2], [1.5, 2])
+    assert fit({1: 1.5, 2: 2.0}, {1: 1.5, 2: 2.0}.values()) == fit([1, 2], [1.5, 2])
+
+
+@pytest.mark.parametrize("given", [
+    ["a", "b"], ["12", "34"], "12", [b"1", b"2"], None, 1, [[1], [2]], [1j, 2], [None, 2], [10**400, 2],
+    "", numpy.array([[1.0], [2.0]]), numpy.array([1j, 2j], dtype="complex64"),
+], ids=str)  # fmt: skip
+def test_what_is_no_list_of_numbers_is_refused(given):
+    with pytest.raises(InputError, match="(?s)sizes=.* is no list of numbers"):
+        fit(given, [1.0, 2.0])
+    with pytest.raises(InputError, match="(?s)seconds=.* is no list of numbers"):
+        fit([1, 2], given)
+
+
+@pytest.mark.parametrize("sizes, seconds", [
+    ([1, 2], [1e-300, 1e-300]), ([1, 2], [5e-324, 5e-324]), ([1, 2], [1e300, 1e300]), ([1, 1e300], [1e-9, 1.0]),
+])  # fmt: skip
+def test_no_cost_is_beyond_floats(sizes, seconds):
+    with pytest.raises(InputError, match="leave the range of floats"):
+        fit(sizes, seconds)
+
+
 def test_seconds_of_a_message_and_of_several_rounds():
     cost = Cost(alpha=2.0, beta=0.5)
     assert cost.seconds(10) == 7.0 and cost.seconds(10, rounds=3) == 11.0
@@ -51,8 +75,8 @@ def test_seconds_of_a_message_and_of_several_rounds():
         ([1, 2], [1.0, 0.0], "a time of 0.0 s"),
         ([1, 2], [1.0, float("nan")], "a time of nan s"),
         ([-1, 2], [1.0, 1.0], "a size of -1.0 bytes"),
-        ([4, 4], [1.0, 2.0], "two sizes at least, and there is 1"),
-        ([], [], "two sizes at least, and there is 0"),
+        ([4, 4], [1.0, 2.0], "two sizes at least, and there is 4 alone"),
+        ([], [], "two sizes at least, and there are 0"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(sizes, seconds, words):
