@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 
 import _setup
-from _setup import ROOT, say
+from _setup import ROOT, Stop, say
 
 SIDE_BY_SIDE = 2
 """Processes that run tests. Each starts runs of two ranks and more, so that more would be in each other's way."""
@@ -66,15 +66,22 @@ def arguments(argv=None):
 
 
 def selects(rest):
-    """Whether pytest's arguments name files or folders of tests; if not, it is given all of them."""
+    """Whether pytest's arguments name files or folders of tests; if not, it is given all of them.
+
+    Stop for a file of tests that is not there: as "no file is named" it would start all of them.
+    """
     takes_value = {"-k", "-p", "-o", "-c", "-W", "-r", "-n", "--junitxml", "--ignore", "--deselect"}
-    for before, word in zip(["", *rest], rest, strict=False):
+    words = [word for before, word in zip(["", *rest], rest, strict=False) if before not in takes_value]
+    found = False
+    for word in words:
         path = Path(word.split("::")[0])
-        if word.startswith("-") or before in takes_value or not path.exists():
+        is_file = path.suffix in (".py", ".ipynb")
+        if word.startswith("-") or not (is_file or path.is_dir()):
             continue
-        if path.is_dir() or path.suffix in (".py", ".ipynb"):
-            return True
-    return False
+        if not path.exists():
+            raise Stop(f"there is no {path} in {Path.cwd()}. Name a file of tests as it is found from here.", 2)
+        found = True
+    return found
 
 
 def pytest_command(options, rest):

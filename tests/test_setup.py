@@ -595,6 +595,17 @@ def test_markers_are_combined(argv, expression):
     assert words[words.index("-m", 1) + 1] == expression
 
 
+@pytest.mark.parametrize("word", ["tests/test_nope.py", "tests/test_nope.py::test_it", "notebooks/99_nope.ipynb"])
+def test_a_file_that_is_not_there_is_told_and_does_not_start_all(word, tmp_path, monkeypatch):
+    with pytest.raises(test._setup.Stop, match="there is no .*nope") as stop:
+        pytest_words(word)
+    assert stop.value.code == 2
+    monkeypatch.chdir(tmp_path)  # from another folder the files are elsewhere
+    with pytest.raises(test._setup.Stop, match=f"in {tmp_path}"):
+        pytest_words("tests/test_setup.py")
+    assert "tests/test_nope.py" in pytest_words("--ignore", "tests/test_nope.py")
+
+
 def test_what_it_does_not_know_goes_on_to_pytest(tmp_path, monkeypatch):
     (tmp_path / "report.xml").touch()
     (tmp_path / "port").mkdir()
