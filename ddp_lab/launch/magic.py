@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import ast
 import keyword
+import os
 import re
 import shlex
+from types import ModuleType
 
 from ddp_lab.errors import InputError
 from ddp_lab.launch.torchrun import launch, require_system
+
+LONGEST_NAME = 255
+"""Of a file, in bytes, on the file systems that are usual."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,12 +65,26 @@ def torchrun_cell(line: str, cell: str) -> None:
 
     require_system()
     options, args = _options(line)
+    try:
+        cell.encode()
+    except UnicodeEncodeError as error:
+        line = cell.count("\n", 0, error.start) + 2  # below the magic's own
+        raise InputError(
+            f"%%torchrun: line {line} of the cell has {cell[error.start]!a}, half of a character. Write it anew."
+        ) from None
     if not cell.strip() or _is_empty(cell):
         raise InputError("%%torchrun: the cell is empty. Write the script below the first line.")
     if not re.fullmatch(r"[\w-][\w.-]*\.py", options.name):
         raise InputError(f"%%torchrun: --name {options.name!r} is no name of a script. Write one such as train.py.")
+    if len(os.fsencode(options.name)) > LONGEST_NAME:
+        raise InputError(f"%%torchrun: --name {options.name[:20]}... is longer than {LONGEST_NAME} bytes. Shorten it.")
     if not options.result.isidentifier() or keyword.iskeyword(options.result):
         raise InputError(f"%%torchrun: --result {options.result!r} is no name of a variable.")
+    variables = IPython.get_ipython().user_ns
+    if isinstance(variables.get(options.result), ModuleType):
+        raise InputError(
+            f"%%torchrun: --result {options.result} would replace the module {options.result}. Write another name."
+        )
     env = {}
     for pair in options.env:
         name, equals, value = pair.partition("=")
@@ -73,7 +92,6 @@ def torchrun_cell(line: str, cell: str) -> None:
             raise InputError(f"%%torchrun: --env {pair!r} has no '='. Write --env NAME=value.")
         env[name] = value
     given = (options.nproc, options.timeout, options.stall, options.show, options.expect, env or None)
-    variables = IPython.get_ipython().user_ns
     try:
         run = launch([], options.name, args, *given, options.warm, options.check, options.count, cell=cell)
     except BaseException as error:

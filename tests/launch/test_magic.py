@@ -87,6 +87,23 @@ def test_the_run_is_bound_and_the_cell_returns_nothing(given):
     assert taken["variables"] == {"second": "the run"} and taken["returned"] is None
 
 
+@pytest.mark.parametrize(
+    "line, cell, said",
+    [
+        (f"--name {'a' * 300}.py", "print(1)", "--name aaaaaaaaaaaaaaaaaaaa... is longer than 255 bytes"),
+        (f"--name {'ö' * 127}.py", "print(1)", "is longer than 255 bytes"),
+        ("", "x = 1\ny = '\ud800'\n", r"line 3 of the cell has '\ud800', half of a character"),
+        ("--result lab", "print(1)", "--result lab would replace the module lab. Write another name"),
+    ],
+)
+def test_what_cannot_be_saved_or_bound_is_refused_before_anything_is_made(given, line, cell, said):
+    IPython.get_ipython().user_ns["lab"] = lab
+    with pytest.raises(lab.InputError) as error:
+        given(line, cell)
+    assert said in str(error.value) and IPython.get_ipython().user_ns == {"lab": lab}
+    assert given(f"--name {'a' * 252}.py --result labs")["name"] == f"{'a' * 252}.py"
+
+
 def test_the_help_names_every_option_and_gives_an_example():
     text = magic.torchrun_cell.__doc__
     for option, _ in OPTIONS.values():
