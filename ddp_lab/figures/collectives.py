@@ -44,7 +44,8 @@ def exchanges(panels, columns=2):
             ranks = 1 + max(row["rank"] for row in rows)
             limit = exact_up_to(value for row in rows for side in ("before", "after") for value in row[side])
             for line, row in enumerate(rows):
-                _row(axes, row["before"], most[0] - max(len(row["before"]), 1), line, ranks, limit)  # up to the arrow
+                start = most[0] - max(len(row["before"]), 1)  # up to the arrow
+                _row(axes, row["before"], start, line, ranks, limit, row["rank"])
                 _row(axes, row["after"], most[0] + 1, line, ranks, limit)
                 head = {"arrowstyle": "->", "color": INK}
                 axes.annotate("", (most[0] + 0.85, line), (most[0] + 0.15, line), arrowprops=head)
@@ -158,15 +159,16 @@ def _numbers(record, side):
     return values
 
 
-def _row(axes, values, start, line, ranks, limit):
-    """The boxes of one rank, from `start` on; a dash where there are none."""
+def _row(axes, values, start, line, ranks, limit, own=None):
+    """The boxes of one rank, from `start` on; a dash where there are none. `own`: who hands in its own, and no sums."""
     if not values:
         axes.text(start + 0.5, line, "–", ha="center", va="center")
     for place, value in enumerate(values):
-        if is_rounded(value, limit):
+        known = origins(value, ranks)
+        if is_rounded(value, limit) and known != (own,):
             _box(axes, start + place, line, "?", (), True)
         else:
-            _box(axes, start + place, line, value, origins(value, ranks), value in (0, "0"))
+            _box(axes, start + place, line, value, known, value in (0, "0"))
 
 
 def _box(axes, column, line, value, ranks, plain):

@@ -113,6 +113,7 @@ def test_each_record_of_a_name_has_a_row_whatever_its_step(step):
 
 @pytest.mark.parametrize("before, after, shown", [
     ([1e7, 2.0**24], [2.0**24 + 2], ["1e7", "2e7", "?"]),  # as of float32, in which 2^24 + 1 is none
+    ([1e9, 1e8], [1e9], ["1e9", "?", "?"]),  # but what rank 9 hands in is no sum
     ([1e8, 0.1], [1e8 + 1], ["1e8", "0.1", "1e8"]),  # 0.1 is of float64
     ([0.1], [2.0**53 + 2, -1e300], ["0.1", "?", "?"]),
     ([10**8], [10**8 + 1], ["1e8", "1e8"]),
