@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from ddp_lab import figures
 from ddp_lab.errors import InputError
-from ddp_lab.figures.dataparallel import KINDS
+from ddp_lab.figures.dataparallel import KINDS, _short
 
 LEDGER = pd.DataFrame({
     "device": [0, 1, 2] * 2,
@@ -35,6 +35,11 @@ def test_phases_draws_what_was_received_upward_and_what_was_sent_downward():
         assert [to_hex(bar.get_facecolor()) for bar in bars[::2]] == ["#0072b2", "#e69f00", "#009e73"]  # as ranks
         assert sorted(text.get_text() for text in axes.texts) == ["1k", "1k", "2k"]  # zeros have no number
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    first = figure.axes[0]
+    assert first.get_ylabel() == "bytes  ← sent      received →"  # read upward: sent below, received above
+    heights_named = dict(zip(first.get_yticks(), [label.get_text() for label in first.get_yticklabels()], strict=True))
+    assert heights_named == {-2000: "2,000", 0: "0", 2000: "2,000"}
+    assert figure._suptitle.get_text() == "one step"
 
 
 def test_held_stacks_what_each_device_holds_and_writes_the_whole():
@@ -50,6 +55,10 @@ def test_held_stacks_what_each_device_holds_and_writes_the_whole():
     assert [text.get_text() for text in second.texts] == ["7", "7"]  # of six bars the first and the last
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["gradients", "inputs", "parameters"]
+    colors = [to_hex(handle.get_facecolor()) for handle in legend.get_patches()]
+    assert colors == [to_hex(KINDS[kind]) for kind in ("gradients", "inputs", "parameters")]
+    assert [label.get_text() for label in first.get_xticklabels()] == ["0", "1"]
+    assert first.get_ylim() == second.get_ylim()
 
 
 def test_carried_draws_lines_as_derived_and_dots_as_counted():
@@ -61,6 +70,20 @@ def test_carried_draws_lines_as_derived_and_dots_as_counted():
     (dots,) = axes.collections
     assert [tuple(dot) for dot in dots.get_offsets()] == [(2, 2.5), (4, 6.5)]
     assert to_hex(dots.get_facecolor()[0]) == to_hex(axes.lines[0].get_color()) != to_hex(axes.lines[1].get_color())
+    texts = {text.get_text(): text.get_color() for text in axes.texts}
+    assert {label: texts[label] for label in lines} == {line.get_label(): line.get_color() for line in axes.lines}
+    assert "dots: counted; lines: derived" in texts and axes.get_ylabel() == "sizes of the model, in and out"
+
+
+def test_the_dots_of_the_second_line_have_its_colour():
+    (axes,) = figures.carried({"DP": {2: 2, 4: 6}, "ring": {2: 2, 4: 3}}, {"ring": {4: 3}}).axes
+    (dots,) = axes.collections
+    assert to_hex(dots.get_facecolor()[0]) == to_hex(axes.lines[1].get_color())
+
+
+@pytest.mark.parametrize("number, text", [(812, "812"), (9600, "9.6k"), (1.2e6, "1.2M"), (3e9, "3G"), (2e12, "2T")])
+def test_a_number_at_a_bar_is_short(number, text):
+    assert _short(number) == text
 
 
 def test_each_line_has_its_own_colour_and_its_dots():

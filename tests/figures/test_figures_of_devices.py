@@ -18,9 +18,21 @@ def test_a_gpu_has_the_colour_and_the_number_of_its_rank():
     }
     assert len(axes.patches) == 6
     assert filled == {(0, 2): "#0072b2", (0, 0): "#e69f00", (1, 1): "#0072b2"}
+    (shared,) = [box for box in axes.patches if to_hex(box.get_edgecolor()) == figures.BROKEN.lower()]
+    assert (round(shared.get_y() + 0.36), round(shared.get_x() + 0.42)) == (1, 1)  # the one with two ranks
     texts = {(round(text.get_position()[1]), text.get_position()[0]): text.get_text() for text in axes.texts}
     assert texts == {(0, 2): "0", (0, 0): "1", (1, 1): "0,1", (0, 2.65): "rank 2: none"}
     assert [label.get_text() for label in axes.get_yticklabels()] == ["some", "both"]
+    assert {tick: label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)} == {
+        gpu: str(gpu) for gpu in range(3)
+    }
+
+
+def test_a_node_with_fewer_gpus_has_fewer_boxes():
+    tables = {"two": lab.visible_devices(None, gpus=2), "four": lab.visible_devices(None, gpus=4)}
+    (axes,) = figures.devices(tables).axes
+    rows = [round(box.get_y() + 0.36) for box in axes.patches]
+    assert (rows.count(0), rows.count(1)) == (2, 4)
 
 
 def test_slices_and_many_ranks_without_a_gpu_stand_beside():
