@@ -63,6 +63,18 @@ def test_no_cost_is_beyond_floats(sizes, seconds):
         fit(sizes, seconds)
 
 
+def test_where_one_part_is_0_the_other_is_the_best_by_itself():
+    """Least squares of beta * size / time - 1 alone: sum(r) / sum(r * r) of r = size / time; so for 1 / time."""
+    rates = [1 / 1.0, 2 / 4.0]
+    assert fit([1, 2], [1.0, 4.0]) == pytest.approx((0.0, sum(rates) / sum(rate * rate for rate in rates)))
+    rates = [1 / 1.0, 1 / 0.5]
+    assert fit([1, 2], [1.0, 0.5]) == pytest.approx((sum(rates) / sum(rate * rate for rate in rates), 0.0))
+
+
+def test_a_message_of_no_bytes_has_the_latency_alone():
+    assert fit([0, 10], [2.0, 7.0]) == pytest.approx((2.0, 0.5))
+
+
 def test_seconds_of_a_message_and_of_several_rounds():
     cost = Cost(alpha=2.0, beta=0.5)
     assert cost.seconds(10) == 7.0 and cost.seconds(10, rounds=3) == 11.0
@@ -75,6 +87,7 @@ def test_seconds_of_a_message_and_of_several_rounds():
         ([1, 2], [1.0, 0.0], "a time of 0.0 s"),
         ([1, 2], [1.0, float("nan")], "a time of nan s"),
         ([-1, 2], [1.0, 1.0], "a size of -1.0 bytes"),
+        ([1, float("inf")], [1.0, 1.0], "a size of inf bytes"),
         ([4, 4], [1.0, 2.0], "two sizes at least, and there is 4 alone"),
         ([], [], "two sizes at least, and there are 0"),
     ],

@@ -109,6 +109,25 @@ def test_each_device_has_a_thread_and_a_copy_of_its_own():
     assert sorted(rows) == [1, 3, 3] and threading.get_ident() not in seen
 
 
+def test_of_what_replicas_change_in_place_device_0s_share_of_the_batch_alone_is_changed():
+    class Change(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.add_(1))
+
+    batch = torch.zeros(5, 3)
+    VirtualDataParallel(Change(3, 2), 2)(batch)
+    assert batch[:, 0].tolist() == [1, 1, 1, 0, 0]
+
+
+def test_what_is_frozen_is_frozen_in_each_replica():
+    net = models.tied()
+    model = VirtualDataParallel(net, 2)
+    replicas = model.replicate(net, model.device_ids)
+    assert [(copy.enter.weight.requires_grad, copy.frozen.weight.requires_grad) for copy in replicas] == [
+        (True, False)
+    ] * 2
+
+
 def test_the_phases_can_be_called_one_by_one():
     net, batch = nn.Linear(3, 2), torch.randn(4, 3)
     model = VirtualDataParallel(net, 2)
@@ -181,6 +200,8 @@ def test_a_batch_on_the_host_does_not_pass_device_0():
     model, _ = step(nn.Linear(3, 2), torch.randn(8, 3), 4, host_inputs=True)
     assert moved(model)["scatter"] == 4 * [(2 * 3 * FLOAT, 0)]
     assert list(model.peak["inputs"]) == 4 * [2 * 3 * FLOAT]
+    model, _ = step(nn.Linear(3, 2), torch.randn(8, 3, requires_grad=True), 4, host_inputs=True)
+    assert moved(model)["scatter"] == 4 * [(2 * 3 * FLOAT, 2 * 3 * FLOAT)]  # nor do the inputs' gradients
 
 
 def test_reduce_is_counted_by_backward_and_to_its_own_step():
@@ -403,12 +424,14 @@ def test_a_child_that_was_forked_during_a_call_has_torch_as_it_was_and_can_call(
     assert [vars(module) for module in virtual._parts()] == before
 
 
-@pytest.mark.parametrize("present, kind", [(0, "virtual"), (1, "virtual"), (2, "real"), (8, "real")])
-def test_data_parallel_takes_real_devices_where_there_are_enough(monkeypatch, present, kind):
+@pytest.mark.parametrize("present, which, kind", [
+    (0, "meta", "virtual"), (1, "meta", "virtual"), (2, "meta", "real"), (8, "meta", "real"), (8, "mps", "virtual"),
+])  # fmt: skip
+def test_data_parallel_takes_real_devices_where_there_are_enough(monkeypatch, present, which, kind):
     made = []
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: present)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
     monkeypatch.setattr(virtual.nn, "DataParallel", lambda *args: made.append(args))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(which))
     model = data_parallel(nn.Linear(1, 1), 2)
     if kind == "real":
         ((module, devices),) = made
