@@ -113,6 +113,7 @@ def test_with_a_mask_for_each_rank_every_ranks_own_device_is_the_first():
 @pytest.mark.parametrize(
     "mask, note",
     [
+        ("0", "no such device: 1 GPU is visible"),
         ("0,9", "no such device: '9' is the index of no GPU: it and all that follow are hidden"),
         ("0,0", "no such device: '0' names a GPU a second time: none at all is visible (as torch counts; "),
         ("1,-0", "'-0' is read as 0 (as torch counts; CUDA's guide does not say)"),

@@ -26,6 +26,13 @@ def test_each_run_without_its_gpus_is_skipped_by_name_and_noted(monkeypatch, cap
     assert capsys.readouterr().out == "".join(f"skipped: {name} needs 3 GPUs, and {said} here\n" for name in "ab")
     events = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [(event["event"], event["script"]) for event in events] == [("skip", "a"), ("skip", "b")]
+    assert {event["why"] for event in events} == {f"needs 3 GPUs, and {said} here"}
+
+
+def test_one_gpu_is_one(monkeypatch, capsys):
+    with_gpus(monkeypatch, 0)
+    assert not lab.can_run("a", gpus=1)
+    assert capsys.readouterr().out == "skipped: a needs 1 GPU, and none is visible here\n"
 
 
 def test_with_its_gpus_nothing_is_said(monkeypatch, capsys, ledger):
