@@ -4,6 +4,7 @@ import math
 
 import numpy
 import pytest
+from doctored import SQUARES, doctored
 
 import ddp_lab as lab
 from ddp_lab import catalog
@@ -104,6 +105,23 @@ def test_cost_all_reduce_times_its_sizes_and_the_pieces():
     assert set(sizes["bytes"]) >= {row["size"] for row in rows}  # what is said to be reduced is
     last = sizes[sizes["step"].isna()]["bytes"].value_counts()
     assert last[4096] == 4 * 256 and last[2**20] == 25  # so many tries, each of 256 pieces or of one
+
+
+def test_a_time_of_an_all_reduce_is_that_of_the_slowest_rank_in_its_best_try(tmp_path):
+    run = doctored(tmp_path, "cost_all_reduce", "own.SIZES = own.SIZES[:1]\n" + SQUARES)
+    assert [rank.records[0]["seconds"] for rank in run.ranks] == [2, 2]
+
+
+def test_each_way_has_its_own_time_that_of_the_slowest_rank_in_its_best_try(tmp_path):
+    run = doctored(tmp_path, "ring_times", "own.SIZES = own.SIZES[:1]\n" + SQUARES)
+    ways = {"one_round": 2 * 1, "through_rank_0": 2 * 5, "ring": 2 * 9, "doubling": 2 * 13, "all_reduce": 2 * 17}
+    assert [rank.records for rank in run.ranks] == [[{"step": 0, "size": 1024, **ways}]] * 2
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_ddp_by_hand_tells_its_own_time_from_ddps(version, tmp_path):
+    first, second = (rank.records[0] for rank in doctored(tmp_path, f"ddp_by_hand_{version}", SQUARES).ranks)
+    assert [(own["seconds"], own["ddp_seconds"]) for own in (first, second)] == [(1, 3), (2, 6)]
 
 
 STEPS = 12
