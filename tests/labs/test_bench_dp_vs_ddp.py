@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from doctored import doctored
 
 import ddp_lab as lab
 from ddp_lab import gpus
@@ -20,6 +21,25 @@ def test_without_gpus_a_small_twin_runs_and_no_figure_is_claimed():
         assert float(re.search(r"([\d.]+) ms a step", row)[1]) == pytest.approx(1000 * seconds, abs=0.05)
         assert int(re.search(r"(\d+) images/s", row)[1]) == pytest.approx(64 / seconds, abs=0.5)
     assert not second.stdout and not second.records
+
+
+def test_ddp_gets_a_share_of_what_dataparallel_gets_and_the_slowest_rank_counts(tmp_path):
+    before = """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    seen = []
+
+    def measure(model, images, labels, device, gpus):
+        seen.append([images.flatten(1).sum(1), labels])
+        return [1.0 + rank, 0]
+
+    own.measure = measure
+    """
+    after = "worker.log(images=[len(images) for images, _ in seen], labels=seen[-1][1], all=seen[0][1])\n"
+    first, second = doctored(tmp_path, "bench_dp_vs_ddp", before, after).ranks
+    assert (first.records[0]["dp_seconds"], first.records[0]["ddp_seconds"]) == (1, 2)
+    one, other = first.records[-1], second.records[-1]
+    assert one["images"] == [64, 32] and other["images"] == [32]
+    assert sorted(one["labels"] + other["labels"]) == sorted(one["all"])
 
 
 @pytest.mark.gpu

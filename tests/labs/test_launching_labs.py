@@ -5,6 +5,7 @@ from collections import Counter
 
 import pandas
 import pytest
+from doctored import doctored
 
 import ddp_lab as lab
 from ddp_lab import catalog
@@ -50,6 +51,25 @@ def test_gloo_does_float32_and_refuses_what_it_cannot_do_and_is_never_wrong(trie
     assert "wrong" not in set(outcome)
     assert outcome["all_reduce SUM", "int16"] == "Invalid scalar type"
     assert "can't be cast" in outcome["all_reduce AVG", "int64"]
+
+
+def test_backends_tells_right_from_wrong_and_from_a_refusal(tmp_path):
+    before = """
+    def refuse():
+        raise ValueError("not this one\\nand more")
+
+    own.DTYPES = ["float32"]
+    own.attempts = lambda mine, rank, size: {
+        "right": (lambda: None, mine, [rank + 1]),
+        "wrong": (lambda: None, mine, [rank + 2]),
+        "refused": (refuse, mine, [rank + 1]),
+    }
+    """
+    for rank in doctored(tmp_path, "backends", before).ranks:
+        cpu = [record for record in rank.records if record["device"] == "cpu"]
+        assert {r["collective"]: r["outcome"] for r in cpu} == {
+            "right": "right", "wrong": "wrong", "refused": "not this one"
+        }  # fmt: skip
 
 
 def test_backends_expects_the_numbers_of_as_many_ranks_as_there_are():
