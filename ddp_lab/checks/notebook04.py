@@ -41,6 +41,8 @@ def _why_not(mask, given):
         return f"{given!r}: numbers are asked for, such as [1, 2]."
     if len(set(named_gpus)) < len(named_gpus):
         return "it names a GPU twice. Look at what such a mask leaves, in the picture above."
+    if len(given) > len(right) == len(named_gpus):
+        return f"{len(given)} GPUs, and the mask has {len(named_gpus)} entries."
     if len(given) > len(right):
         return "an entry that names no GPU ends the list: what comes after it is hidden, too."
     if given == sorted(right) != right:
@@ -67,7 +69,7 @@ def _two_nodes(answer):
     sizes = {int(record["WORLD_SIZE"]) for own in jobs for record in own}
     if [len(own) for own in jobs] != [EACH] * NODES:
         counts = " and ".join(str(len(own)) for own in jobs)
-        raise NotYet(f"the nodes have {counts} ranks. Each is to have {EACH}: --nproc-per-node {EACH}, before the script.")
+        raise NotYet(f"the nodes have {counts} ranks. Before the script each needs --nproc-per-node {EACH}.")
     if sizes == {EACH}:
         raise NotYet(
             f"{NODES} jobs of {EACH} ranks, each alone: the world size is {EACH} in both. Each command is to say that "
@@ -96,8 +98,8 @@ def _have_met(runs):
             raise NotYet(f"command {number} was not understood: {unknown[0]}")
         if getattr(run.error, "reason", None) or re.search(r"[Tt]imed out|TimeoutError", text):
             raise NotYet(
-                "the nodes have not met: one waited in vain. Both say --nnodes 2. Static: one port, --node-rank 0 and 1; "
-                "c10d: one --rdzv-endpoint, one --rdzv-id. --standalone is for one node."
+                "the nodes have not met: one waited in vain. Both say --nnodes 2. Static: one port, --node-rank 0 "
+                "and 1; c10d: one --rdzv-endpoint, one --rdzv-id. --standalone is for one node."
             )
         ended_well(run, _two_nodes.__doc__)
 

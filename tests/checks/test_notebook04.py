@@ -46,6 +46,7 @@ def with_mask(mask, given):
         ("2,0,3", [0, 2, 3], "the order is the mask's"),
         ("2,0,3", [0, 1, 2], "the numbers by which the ranks see them"),
         ("2,0,3", [3, 0, 2], "Go through its entries from the left"),
+        ("2,0,3", [2, 0, 3, 1], "4 GPUs, and the mask has 3 entries"),
         ("2,0,3", "2,0,3", "Give a list"),
         ("2,0,3", ["2", "0", "3"], "numbers are asked for"),
         ("3,-1,0", [3, 0], "an entry that names no GPU ends the list"),

@@ -36,7 +36,7 @@ def test_phases_draws_what_was_received_upward_and_what_was_sent_downward():
         assert sorted(text.get_text() for text in axes.texts) == ["1k", "1k", "2k"]  # zeros have no number
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
     first = figure.axes[0]
-    assert first.get_ylabel() == "bytes  ← sent      received →"  # read upward: sent below, received above
+    assert first.get_ylabel() == "bytes: sent below, received above"  # read upward: sent below, received above
     heights_named = dict(zip(first.get_yticks(), [label.get_text() for label in first.get_yticklabels()], strict=True))
     assert heights_named == {-2000: "2,000", 0: "0", 2000: "2,000"}
     assert figure._suptitle.get_text() == "one step"
@@ -72,7 +72,8 @@ def test_carried_draws_lines_as_derived_and_dots_as_counted():
     assert to_hex(dots.get_facecolor()[0]) == to_hex(axes.lines[0].get_color()) != to_hex(axes.lines[1].get_color())
     texts = {text.get_text(): text.get_color() for text in axes.texts}
     assert {label: texts[label] for label in lines} == {line.get_label(): line.get_color() for line in axes.lines}
-    assert "dots: counted; lines: derived" in texts and axes.get_ylabel() == "sizes of the model, in and out"
+    assert "dots: counted; lines: derived" in texts
+    assert axes.get_ylabel() == "weights and gradients\nin and out, in model sizes"
 
 
 def test_the_dots_of_the_second_line_have_its_colour():
