@@ -38,7 +38,7 @@ def test_phases_draws_what_was_received_upward_and_what_was_sent_downward():
     first = figure.axes[0]
     assert first.get_ylabel() == "bytes: sent below, received above"  # read upward: sent below, received above
     heights_named = dict(zip(first.get_yticks(), [label.get_text() for label in first.get_yticklabels()], strict=True))
-    assert heights_named == {-2000: "2,000", 0: "0", 2000: "2,000"}
+    assert heights_named == {-2000: "2k", 0: "0", 2000: "2k"}
     assert figure._suptitle.get_text() == "one step"
 
 
