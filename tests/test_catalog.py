@@ -33,7 +33,7 @@ def test_every_name_is_a_file_and_a_module():
         ("train_ddp.py", "'train_ddp'"),
         ("faults/hello", "'hello'"),
         ("../worker", "labs: "),
-        ("qqq", "labs: equivalence, hello"),
+        ("qqq", "labs: backends, batchnorm_shares"),
         ("__init__", ""),
         ("", "labs: "),
         (None, "'train_ddp'"),

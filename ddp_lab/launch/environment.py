@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 
 from ddp_lab import limits
 
@@ -19,6 +20,11 @@ _STALE_PREFIXES = ("PET_", "TORCHELASTIC_", "JPY_")
 def clean() -> dict[str, str]:
     """The kernel's environment without stale settings of launchers, notebooks and colours."""
     env = {k: v for k, v in os.environ.items() if k not in _STALE and not k.startswith(_STALE_PREFIXES)}
+    # torch sets this in a kernel that trains, to the folder that each rank would take by itself. Passed on, it would be
+    # a change of what torch reads while it is loaded, and each run after it would start cold.
+    folder, name = os.path.split(env.get("TORCHINDUCTOR_CACHE_DIR", ""))
+    if name.startswith("torchinductor_") and folder == tempfile.gettempdir():
+        del env["TORCHINDUCTOR_CACHE_DIR"]
     env["MPLBACKEND"] = "Agg"  # the kernel's own draws into cells
     return env
 

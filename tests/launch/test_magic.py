@@ -194,7 +194,6 @@ def test_a_line_is_in_the_cell_while_the_run_goes_on(cells):
 
 def test_the_cell_shows_the_same_text_as_plain_python(cells, tmp_path, monkeypatch):
     monkeypatch.chdir(cells["folder"])
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it in the process of a test that trains
     path = script(tmp_path, LIVE, "live.py")
     seen = see(lab.torchrun, path, str(cells["folder"] / "seen"), "a b")
 

@@ -100,7 +100,7 @@ def test_a_rank_that_becomes_another_program_and_computes_is_not_disturbed(tmp_p
 def test_a_launcher_without_torch_says_so_without_frames(tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libtorch is broken')")
-    seen = see(lab.torchrun, script(tmp_path, "pass"), nproc=1, env={"PYTHONPATH": f"{tmp_path}"})
+    seen = see(lab.torchrun, script(tmp_path, "pass"), nproc=1, env={"PYTHONPATH": f"{tmp_path}"}, warm=False)
     assert type(seen.error) is lab.LaunchError and "ImportError: libtorch is broken" in str(seen.error)
     assert "File" not in str(seen.error)
 

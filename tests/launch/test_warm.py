@@ -298,6 +298,17 @@ def warm_or_cold(asked):
     return job
 
 
+def test_the_folder_that_torch_sets_in_a_kernel_that_trains_is_no_change_and_another_is(monkeypatch):
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert why() is None
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own := cache_dir())
+    assert why() is None
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own + "/mine")
+    assert why() == "cold start: TORCHINDUCTOR_CACHE_DIR is read while Python and torch are being loaded"
+
+
 def test_a_variable_that_has_changed_in_the_kernel_starts_cold_too(monkeypatch):
     assert why() is None
     monkeypatch.setenv("TORCH_SHOW_CPP_STACKTRACES", "1")
