@@ -24,7 +24,7 @@ ANYTHING = [None, ..., 14, "14", float("nan"), [], {}, {"mine": 1}, object, lamb
 @pytest.mark.parametrize("answer", ANYTHING, ids=[str(i) for i in range(len(ANYTHING))])
 def test_whatever_the_answer_is_the_learner_gets_a_hint(name, answer):
     text = hint(name, answer)
-    told = ("`answer`", ", answer)", ", device_0)", '"run": answer}', '"launch": old}', "`stuck`")  # as the notebook does
+    told = ("`answer`", ", answer)", ", device_0)", '"run": answer}', '"launch": old}', "`stuck`")  # as it is called
     told += ("your function", "mask", "Each node needs one")
     assert any(word in text for word in told)
     assert " a int" not in text and " a object" not in text
