@@ -32,6 +32,7 @@ def main():
         loss.backward()
         optimizer.step()
         worker.log(step=step, head=net[1].weight.grad.abs().sum())
+        dist.barrier()  # both have logged it before one of them can fail
 
     dist.destroy_process_group()
 

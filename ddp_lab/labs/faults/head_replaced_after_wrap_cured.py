@@ -32,6 +32,7 @@ def main():
         optimizer.step()
         body, head = (layer.weight.grad.abs().sum() for layer in net)
         worker.log(step=step, body=body, head=head)
+        dist.barrier()  # both have logged it before one of them can fail
 
     dist.destroy_process_group()
 
