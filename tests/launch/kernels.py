@@ -110,7 +110,9 @@ class Kernel:
         self.home, self.mark = Path(home), secrets.token_hex(8)
         env = {**os.environ, "DDP_LAB_HOME": str(home), MARK: self.mark, **env}
         env.pop("DDP_LAB_LEDGER", None)  # that one counts the runs of notebooks
-        self._manager = KernelManager(kernel_name="python3")
+        # Sockets with a file: a port that is free when it is chosen may be taken when the kernel binds it.
+        file = str(self.home / "k.json")
+        self._manager = KernelManager(kernel_name="python3", transport="ipc", connection_file=file)
         self._manager.start_kernel(env=env, cwd=str(home), stderr=open(self.home / "kernel.log", "wb"))
         self.client = self._manager.client()
         self._connect()
