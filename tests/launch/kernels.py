@@ -155,10 +155,9 @@ class Kernel:
         """The living processes of its runs, {pid: psutil.Process}: without the kernel, and without the fork server as
         long as it has its kernel.
         """
-        alive = marked(self.mark)
-        return {
-            pid: p for pid, p in alive.items() if "ipykernel_launcher" not in command_line(p) and pid != self.server
-        }
+        server = self.server  # asked before the others: one that ends in between has no command line any more
+        words = {pid: (p, command_line(p)) for pid, p in marked(self.mark).items() if pid != server}
+        return {pid: p for pid, (p, line) in words.items() if line and "ipykernel_launcher" not in line}
 
     @property
     def server(self):
