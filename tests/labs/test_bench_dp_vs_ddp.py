@@ -43,9 +43,8 @@ def test_ddp_gets_a_share_of_what_dataparallel_gets_and_the_slowest_rank_counts(
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(gpus.count() < 2, reason="needs two GPUs")
 def test_with_gpus_it_prints_both_figures():
-    if gpus.count() < 2:
-        pytest.skip("needs 2 GPUs")
     run = lab.torchrun("bench_dp_vs_ddp", nproc=2, show="none", timeout=600)
     record = run.ranks[0].records[0]
     dp, ddp = ([record[f"{way}_seconds"], record[f"{way}_bytes"]] for way in ("dp", "ddp"))
