@@ -21,7 +21,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", default="")
     args, added = parser.parse_known_args()  # `added`: what we have not asked for
-    worker.log(who=args.name, added=" ".join(added), **{name: os.environ.get(name) for name in NAMES})
+    told = {name: os.environ.get(name) for name in NAMES}
+    worker.log(who=args.name, added=" ".join(added), parent=os.getppid(), **told)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def test_launched_records_the_variables_of_each_rank_and_what_was_added():
         assert (record["RANK"], record["LOCAL_RANK"]) == (str(rank.rank),) * 2
         assert (record["WORLD_SIZE"], record["LOCAL_WORLD_SIZE"], record["GROUP_RANK"]) == ("3", "3", "0")
         assert record["CUDA_VISIBLE_DEVICES"] == os.environ.get("CUDA_VISIBLE_DEVICES")
-        assert set(record) == {"who", "added", *launched.NAMES}
+        assert set(record) == {"who", "added", "parent", *launched.NAMES} and record["parent"] > 1
 
 
 def test_launched_by_python_knows_no_rank():
