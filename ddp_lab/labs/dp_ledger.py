@@ -17,14 +17,16 @@ def main():
     share = torch.randn(24, 1, 8, 8)  # for each device: with more devices the batch is larger
     net = models.mlp()
     size = [tensor.numel() * tensor.element_size() for tensor in (share, net(share))]
-    worker.log(weights=sum(p.numel() * p.element_size() for p in net.parameters()), inputs=size[0], outputs=size[1])
+    weights = sum(p.numel() * p.element_size() for p in net.parameters())
+    worker.log(weights=weights, inputs=size[0], outputs=size[1])
     for devices in (2, 3, 4, 6, 8, 12, 16):
         model = VirtualDataParallel(net, devices)
         model(torch.cat(devices * [share])).square().mean().backward()
         ledger, peak = model.ledger, model.peak.reset_index()
         worker.log(step=devices, ledger=ledger.to_dict("list"), peak=peak.to_dict("list"))
         first = ledger[ledger["device"] == 0]
-        print(f"{devices:2} devices: {first['bytes_in'].sum() + first['bytes_out'].sum():9,} bytes through device 0")
+        through = first["bytes_in"].sum() + first["bytes_out"].sum()
+        print(f"{devices:2} devices: {through:9,} bytes through device 0")
 
     if (gpus := torch.cuda.device_count()) > 1:
         model = torch.nn.DataParallel(models.mlp(hidden=8192).to("cuda:0"), list(range(gpus)))
