@@ -18,6 +18,7 @@ def main():
     rank = dist.get_rank()
 
     pair = dist.new_group([1, 2])
+    worker.log(member=rank in (1, 2))
     if rank in (1, 2):
         numbers = torch.tensor([10.0**rank])
         before = numbers.clone()
