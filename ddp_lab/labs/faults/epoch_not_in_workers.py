@@ -1,0 +1,50 @@
+"""Workers that stay alive hold copies of the dataset: the epoch that the rank sets does not reach them.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.epoch_not_in_workers
+
+Look at the samples of a rank: the same order in every epoch.
+"""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from ddp_lab import worker
+
+SAMPLES = 12
+
+
+class Shuffled(IterableDataset):
+    """A stream in another order for each epoch, split over all workers of all ranks."""
+
+    def __init__(self, rank, world_size):
+        self.rank, self.world_size = rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        me = get_worker_info()
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))
+        part, parts = self.rank * me.num_workers + me.id, self.world_size * me.num_workers
+        return iter(order[part::parts].tolist())
+
+
+def main():
+    dist.init_process_group()
+    dataset = Shuffled(dist.get_rank(), dist.get_world_size())
+    loader = DataLoader(dataset, batch_size=1, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        for step, batch in enumerate(loader):
+            worker.log(epoch=epoch, step=step, samples=batch)
+    dist.barrier()  # leave together
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

@@ -1,0 +1,37 @@
+"""The positions that `DistributedSampler` deals out are looked up in what the weighted sampler has drawn.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.sampler_of_positions_cured
+
+Look at the samples of weight 0: none is read.
+"""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
+
+from ddp_lab import worker
+
+SAMPLES = 12
+WEIGHTS = [0] * 3 + [1] * 6 + [3] * 3  # some never, and some three times as often as others
+
+
+def main():
+    dist.init_process_group()
+
+    for epoch in range(2):
+        chance = torch.Generator().manual_seed(epoch)  # the same on all ranks
+        draws = WeightedRandomSampler(WEIGHTS, SAMPLES, generator=chance)
+        drawn = list(draws)
+        shares = [drawn[place] for place in DistributedSampler(drawn, shuffle=False)]
+        loader = DataLoader(range(SAMPLES), batch_size=2, sampler=shares)
+        for step, batch in enumerate(loader):
+            worker.log(epoch=epoch, step=step, samples=batch)
+    dist.barrier()  # leave together
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops the process group, or torch 2.14 may abort a healthy process at exit

@@ -1,0 +1,116 @@
+"""The labs about data: what they say that is read, counted and drawn is so."""
+
+from collections import Counter
+
+import pytest
+
+import ddp_lab as lab
+
+
+def samples(*runs):
+    """{sample: how often it was read}, over all ranks of these runs."""
+    records = [record for run in runs for rank in run.ranks for record in rank.records]
+    return Counter(sample for record in records for sample in record.get("samples", []))
+
+
+def uneven(way, nproc=2):
+    return lab.torchrun("uneven", "--way", way, nproc=nproc, show="none", count=True)
+
+
+WAYS = {  # way: steps of each rank, samples never read, samples read twice, the longest rank's gradients
+    "join": ([2, 4], 0, 0, [1, 1, 0.5, 0.5]),
+    "join_own_mean": ([2, 4], 0, 0, [1, 1, 1, 1]),
+    "fewest": ([2, 2], 4, 0, [1, 1]),
+    "most": ([4, 4], 0, 4, [1] * 4),
+    "ask": ([2, 2], 4, 0, [1, 1]),
+    "deal": ([3, 3], 0, 0, [1] * 3),
+}
+
+
+@pytest.fixture(scope="module")
+def ways():
+    return {way: uneven(way) for way in WAYS}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_way_out_of_uneven_inputs_costs_what_it_says(ways, way):
+    steps, never, twice, gradients = WAYS[way]
+    run = ways[way]
+    assert [len(rank.records) for rank in run.ranks] == steps
+    times = samples(run)
+    assert (12 - len(times), sum(count == 2 for count in times.values())) == (never, twice)
+    assert [record["gradient"] for record in run.ranks[-1].records] == gradients
+
+
+def beyond(run):
+    """The collectives of a rank beyond those of any such training: see DDP's own in notebook 02."""
+    own = 3 + 2 + len(run.ranks[-1].records) + 1  # made, buckets arranged anew, a bucket in each step, the barrier
+    (calls,) = set(run.collectives.groupby("rank").size())  # as many on each rank
+    return calls - own
+
+
+def test_ways_cost_collectives(ways):
+    more = {way: beyond(run) for way, run in ways.items()}
+    assert more == {"join": 11, "join_own_mean": 11, "fewest": 1, "most": 1, "ask": 3, "deal": 0}
+
+
+def test_join_on_three_ranks_follows_the_same_formula():
+    run = uneven("join", nproc=3)
+    assert beyond(run) == 2 * 6 + 3
+    assert [record["gradient"] for record in run.ranks[2].records] == pytest.approx([1, 1, 2 / 3, 2 / 3, 1 / 3, 1 / 3])
+
+
+def numbers(run, name):
+    return [record[name] for rank in run.ranks for record in rank.records if name in record]
+
+
+def test_the_seeding_recipe_gives_every_sample_numbers_of_its_own_and_the_same_in_the_next_run():
+    runs = [lab.torchrun("seeding", "--seed", seed, show="none") for seed in ("3", "3", "4")]
+    records = [[rank.records for rank in run.ranks] for run in runs]
+    assert records[0] == records[1]
+    for name in ("torch", "numpy", "random"):
+        assert len(set(numbers(runs[0], name) + numbers(runs[2], name))) == 2 * 16
+    assert len({tuple(kept) for kept in numbers(runs[0], "kept")}) == 16
+    assert len({tuple(weights) for weights in numbers(runs[0], "weights")}) == 1
+    assert samples(runs[0]) == dict.fromkeys(range(8), 2)
+    assert sorted(Counter(numbers(runs[0], "held")).values()) == [4] * 4  # two workers, two epochs
+
+
+def test_without_the_recipe_ranks_would_share_numbers(tmp_path):
+    """The test's own control: one seed for all ranks, and the equality that the recipe avoids is seen."""
+    from ddp_lab import catalog
+
+    script = tmp_path / "one_seed.py"
+    script.write_text(catalog.source("seeding").text.replace("1000 * seed + dist.get_rank()", "seed"))
+    assert len(set(numbers(lab.torchrun(script, show="none"), "torch"))) == 8
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_only_shared_buckets_spare_both_padding_and_waiting(nproc):
+    total = {}
+    for order in ("random", "own", "shared"):
+        run = lab.torchrun("bucketing", "--order", order, nproc=nproc, show="none")
+        assert Counter(sum(numbers(run, "read"), [])) == dict.fromkeys(range(96), 1)
+        total[order] = {name: sum(numbers(run, name)) for name in ("tokens", "padding", "waiting")}
+        sizes = [length * len(read) for length, read in zip(numbers(run, "length"), numbers(run, "read"), strict=True)]
+        assert sum(sizes) == total[order]["tokens"] + total[order]["padding"]
+    tokens, padding, waiting = ({way: counts[what] for way, counts in total.items()} for what in total["own"])
+    assert len(set(tokens.values())) == 1
+    assert padding["own"] < padding["random"] / 3 and padding["shared"] < padding["random"] / 3
+    assert waiting["own"] > waiting["random"] > 5 * waiting["shared"]
+
+
+def test_a_stopped_epoch_goes_on_at_any_number_of_ranks():
+    for before, steps, after in [(2, 3, 3), (3, 2, 2), (2, 1, 4)]:
+        first = lab.torchrun("resumable", "--steps", str(steps), nproc=before, show="none")
+        read = first.ranks[0].records[-1]["read"]
+        assert read == before * steps
+        second = lab.torchrun("resumable", "--read", str(read), nproc=after, show="none")
+        assert samples(first, second) == dict.fromkeys(range(12), 1)
+
+
+def test_skipping_batches_goes_on_rightly_at_the_old_number_of_ranks_alone():
+    first = lab.torchrun("resumable", "--skip", "batches", "--steps", "3", show="none")
+    skip = ["--skip", "batches", "--before", "3"]
+    assert samples(first, lab.torchrun("resumable", *skip, show="none")) == dict.fromkeys(range(12), 1)
+    assert len(samples(first, lab.torchrun("resumable", *skip, nproc=3, show="none"))) == 9
