@@ -1,0 +1,48 @@
+"""Gradients are clipped once, when those of the whole window and of all ranks are there.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.clip_before_sync_cured
+
+Look at `off`: how far the gradient is from the clipped gradient of the whole batch.
+"""
+
+import contextlib
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_lab import worker
+
+WINDOW, MOST = 4, 1.0
+
+
+def main():
+    dist.init_process_group()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    samples = torch.randn(3, WINDOW, world_size, 8, generator=torch.Generator().manual_seed(0))
+    net = nn.Linear(8, 1, bias=False)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    for step, window in enumerate(4 * samples):
+        for i, x in enumerate(window[:, rank]):
+            closing = i + 1 == WINDOW
+            with contextlib.nullcontext() if closing else model.no_sync():
+                loss = model(x[None]).mean()
+                (loss / WINDOW).backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), MOST)
+        whole = window.mean((0, 1))  # the gradient of all samples
+        right = whole * min(1, MOST / whole.norm())
+        gradient = net.weight.grad[0]
+        worker.log(step=step, seen=norm, whole=whole.norm(), off=(gradient - right).norm())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit
