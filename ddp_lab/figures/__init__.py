@@ -11,7 +11,7 @@ from ddp_lab.figures.costs import cost_fit, times
 from ddp_lab.figures.counts import counts
 from ddp_lab.figures.dataparallel import carried, held, phases
 from ddp_lab.figures.masks import devices
-from ddp_lab.figures.reads import samples
+from ddp_lab.figures.reads import samples, weights
 from ddp_lab.figures.rings import partial_sums, traffic
 from ddp_lab.figures.runs import apart, bars, curves, twin
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
@@ -43,4 +43,5 @@ __all__ = [
     "traffic",
     "twin",
     "waits",
+    "weights",
 ]
