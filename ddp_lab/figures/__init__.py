@@ -10,10 +10,12 @@ from ddp_lab.figures.collectives import exchanges, waits
 from ddp_lab.figures.costs import cost_fit, times
 from ddp_lab.figures.counts import counts
 from ddp_lab.figures.dataparallel import carried, held, phases
+from ddp_lab.figures.lengths import lengths
 from ddp_lab.figures.masks import devices
 from ddp_lab.figures.reads import samples, weights
 from ddp_lab.figures.rings import partial_sums, traffic
 from ddp_lab.figures.runs import apart, bars, curves, twin
+from ddp_lab.figures.shares import shares
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
 from ddp_lab.figures.tables import table
 from ddp_lab.launch.output import RANK_COLORS, rank_color
@@ -33,10 +35,12 @@ __all__ = [
     "devices",
     "exchanges",
     "held",
+    "lengths",
     "partial_sums",
     "phases",
     "rank_color",
     "samples",
+    "shares",
     "style",
     "table",
     "times",
