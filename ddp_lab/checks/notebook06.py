@@ -282,6 +282,7 @@ def _weights_off(step, run):
     """The hint where the ranks agree, and not with the twin, after this step."""
     if tree := script_of(run):
         _clips(tree)
+        _in_order(tree)
     if step in (2, 5):
         raise NotYet(
             f"the weights are the twin's up to step {step - 1}, and not after step {step}, whose window is short. "
@@ -302,4 +303,16 @@ def _clips(tree):
         raise NotYet(
             "the gradients are clipped after each micro-batch, where a rank has only its own, and a part of the "
             "window's. When are those of the whole step there?"
+        )
+
+
+def _in_order(tree):
+    """A hint if the schedule moves on before the step that it is to follow."""
+    lines = {ast.unparse(call.func): call.lineno for name, call, _ in calls_in(tree) if name == "step"}
+    schedules = [line for name, line in lines.items() if "sched" in name]
+    steps = [line for name, line in lines.items() if "sched" not in name]
+    if schedules and steps and schedules[0] < steps[0]:
+        raise NotYet(
+            "scheduler.step() stands before optimizer.step(), which then takes the next step's rate, and not the one "
+            "that was logged. First the step, then the schedule."
         )

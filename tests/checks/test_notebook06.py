@@ -1,0 +1,272 @@
+"""checks of notebook 06: its own cells are run, as they stand and with mistakes in them."""
+
+import pytest
+from answering import Cells, early_exit, hint, made_up_run
+
+import ddp_lab as lab
+
+CELLS = Cells("06_gradient_accumulation.ipynb")
+cell, run_cell = CELLS.script, CELLS.run
+
+
+@pytest.mark.parametrize("name, changed", [("helper", 2), ("stream", 2), ("accumulated", 5)])
+def test_a_solution_is_its_starter_with_little_changed(name, changed):
+    """So a learner who opens it finds the script that they know: all lines of the starter but these few."""
+    starter, solution = (set(cell(f"{which}.py")[0].splitlines()) for which in (name, f"{name}_solution"))
+    assert len(starter - solution) <= changed, starter - solution
+
+
+COUNTS = {"micro-batches": 40, "accumulate_1": 40, "accumulate_2": 4, "accumulate_4": 6}
+WRONG_COUNTS = {  # mistake: (what is changed, the hint)
+    "nothing yet": (dict.fromkeys(COUNTS, ...), "no number yet for micro-batches, accumulate_1, accumulate_2"),
+    "one epoch": ({"micro-batches": 20}, "one epoch's micro-batches. There are two epochs"),
+    "both ranks": ({"micro-batches": 80}, "micro-batches of both ranks"),
+    "windows": ({"micro-batches": 6}, "those are the windows"),
+    "images": ({"micro-batches": 160}, "160 is not it. A rank has 80 images an epoch, and takes 4 at a time"),
+    "no_sync at once": ({"accumulate_1": 4}, "accumulate_1 has no no_sync()"),
+    "those that are used": ({"accumulate_1": 32}, "that no step of their epoch uses"),
+    "each parameter": ({"accumulate_1": 160}, "not one for each parameter"),
+    "anything": ({"accumulate_1": 17}, "accumulate_1: 17 is not it"),
+    "no_sync does nothing": ({"accumulate_2": 40}, "accumulate_2 has no_sync(): one all-reduce for each window"),
+    "over the epochs": ({"accumulate_2": 5}, "no window goes over the end of an epoch"),
+    "closed too early": ({"accumulate_2": 6}, "does not close the last window of an epoch"),
+    "not closed": ({"accumulate_4": 4}, "accumulate_4 closes the last window of an epoch too"),
+    "calls of both": ({"accumulate_4": 12}, "is one call on each. Count those of one rank"),
+    "anything else": ({"accumulate_4": 7}, "accumulate_4: 7 is not it"),
+    "a text": ({"accumulate_4": "6"}, "accumulate_4 is a str; give a whole number"),
+    "a fraction": ({"accumulate_2": 2.5}, "accumulate_2 is a float; give a whole number"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_COUNTS)
+def test_each_wrong_count_has_its_own_hint(mistake):
+    changes, expected = WRONG_COUNTS[mistake]
+    assert expected in hint("06.1", COUNTS | changes)
+
+
+def test_the_right_counts_are_done_and_what_are_no_counts_is_said():
+    assert lab.check("06.1", COUNTS).done
+    for answer in (None, 6, {"steps": 6}, [40, 40, 4, 6]):
+        assert "a dict of four numbers, with the keys of the starter" in hint("06.1", answer)
+
+
+CONTEXT = "    with contextlib.nullcontext() if closing else model.no_sync():\n"
+SIZE = "    size = min(window, batches - begin)\n"
+CLOSING = "    closing = i + 1 == begin + size\n"
+WRONG_CONTEXTS = {  # mistake: (edits of the solution, the hint)
+    "nothing in no_sync": ([(CONTEXT, "    if True:\n")], "in step 0 each rank has issued 4 all-reduces, where one"),
+    "everything in no_sync": (
+        [(CONTEXT, "    with model.no_sync():\n")],
+        "there was no all-reduce at all: each rank steps by",
+    ),
+    "turned round": (
+        [(CONTEXT, "    with model.no_sync() if closing else contextlib.nullcontext():\n")],
+        "what gathered in no_sync() was not all-reduced before the step",
+    ),
+    "the first is all-reduced": (
+        [("if closing else model", "if i == begin else model")],
+        "what gathered in no_sync() was not all-reduced before the step",
+    ),
+    "the last window open": (
+        [(CLOSING, "    closing = (i + 1) % window == 0\n")],
+        "4 steps, and there are 6 windows: with 10 micro-batches the third of an epoch has two",
+    ),
+    "divided by the window": (
+        [("yield size", "yield window")],
+        "the shares of step 2 add up to 0.5, not to 1: its window has 2 micro-batches, and the losses",
+    ),
+    "divided by nothing": ([("yield size", "yield 1")], "the shares of step 0 add up to 4, not to 1"),
+    "another window": ([("WINDOW = 4", "WINDOW = 5")], "4 steps, and there are 6 windows"),
+    "windows from the end": (
+        [(CLOSING, "    closing = (batches - i - 1) % window == 0\n")],
+        "step 0 has 4 samples, its window has 8",
+    ),
+    "not counted": ([], "the all-reduces were not counted. Leave --count"),
+    "nothing logged": (
+        [("worker.log(step=step, epoch=epoch, shares=net.weight.grad[0])", "print()")],
+        "Leave the worker",
+    ),
+    "an error": ([(SIZE, "    raise ValueError('boom')\n")], "the run failed (rank"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_CONTEXTS)
+def test_each_wrong_context_has_its_own_hint(mistake):
+    edits, expected = WRONG_CONTEXTS[mistake]
+    run = run_cell("helper_solution.py", *edits)
+    if mistake == "not counted":
+        run._count = False
+        for rank in run.ranks:
+            (run.dir / f"rank{rank.rank}" / "collectives.jsonl").unlink()
+    assert expected in hint("06.2", run)
+
+
+RIGHT_CONTEXTS = {
+    "the flag": [
+        (CONTEXT + "        yield", "    model.require_backward_grad_sync = closing\n    if True:\n        yield"),
+    ],
+    "by the rest": [(CLOSING, "    closing = (i + 1) % window == 0 or i + 1 == batches\n")],
+}
+
+
+@pytest.mark.parametrize("way", RIGHT_CONTEXTS)
+def test_every_context_that_has_the_counts_and_the_shares_is_right(way):
+    assert lab.check("06.2", run_cell("helper_solution.py", *RIGHT_CONTEXTS[way])).done
+
+
+def test_the_starter_of_the_context_is_told_what_is_missing():
+    assert "in step 0 each rank has issued 4 all-reduces, where one would do" in hint("06.2", run_cell("helper.py"))
+    assert "Write --nproc 2" in hint("06.2", run_cell("helper.py", nproc=1))
+    assert "the answer is nothing, not a run" in hint("06.2", None)
+
+
+AFTER = """    dist.all_reduce(tokens)  # of the whole step
+    for p in net.parameters():
+        p.grad *= world_size / tokens  # DDP has divided by world_size
+"""
+SUM = "            loss = model(sequence).sum()\n"
+SENT = """        count = torch.tensor(len(sequence))
+        dist.all_reduce(count)
+        tokens += count
+"""
+WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
+    "means": ([(SUM, SUM.replace("sum", "mean"))], "a token that is a sequence by itself weighs"),
+    "no world size": ([("world_size / tokens", "1 / tokens")], "every token weighs the same, and half of 1/20"),
+    "own tokens": ([("    dist.all_reduce(tokens)  # of the whole step\n", "")], "the ranks' gradients differ"),
+    "own tokens, before": (
+        [
+            (AFTER, ""),
+            ("            loss.backward()", "            (loss / sum(lengths[rank::2])).backward()"),
+        ],
+        "each rank has divided by its own tokens, and DDP takes the mean of that",
+    ),
+    "not divided": ([(AFTER, "    dist.all_reduce(tokens)\n")], "the same, and 10 times 1/20. What divides"),
+    "twice": ([("world_size / tokens", "2 * world_size / tokens")], "every token weighs twice 1/20"),
+    "all in no_sync": ([("if last else", "if False else")], "Is the last micro-batch all-reduced"),
+    "tokens sent each time": (
+        [
+            ("        tokens += len(sequence)\n", SENT),
+            ("    dist.all_reduce(tokens)  # of the whole step\n", ""),
+        ],
+        "every token weighs the same. But there were 5 all-reduces in a step, and two do",
+    ),
+    "known without asking": (
+        [("    dist.all_reduce(tokens)  # of the whole step\n", "    tokens = sum(lengths)\n")],
+        "no rank has asked the other how many tokens it has",
+    ),
+    "one step": ([("enumerate(STEPS)", "enumerate(STEPS[:1])")], "1 steps, and there are two"),
+    "shares cut": ([("[0, : sum(lengths)]", "[0, :4]")], "step 0 has logged 4 shares, and it has 20 tokens"),
+    "an error": ([(SUM, "            raise ValueError('boom')\n")], "the run failed (rank"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG_STREAMS)
+def test_each_wrong_sum_of_a_stream_has_its_own_hint(mistake):
+    edits, expected = WRONG_STREAMS[mistake]
+    assert expected in hint("06.3", run_cell("stream_solution.py", *edits))
+
+
+def test_a_stream_that_is_read_to_its_end_first_is_right_too():
+    ahead = (
+        "    window = list(stream(lengths))\n"
+        "    tokens = torch.tensor(float(sum(len(sequence) for sequence, _ in window)))\n"
+        "    dist.all_reduce(tokens)\n"
+        "    for sequence, last in window:\n"
+    )
+    edits = [
+        ("    tokens = torch.zeros(())\n    for sequence, last in stream(lengths):\n", ahead),
+        ("            loss.backward()", "            (loss * world_size / tokens).backward()"),
+        ("        tokens += len(sequence)\n" + AFTER, ""),
+    ]
+    assert lab.check("06.3", run_cell("stream_solution.py", *edits)).done
+
+
+def test_the_starter_of_the_stream_is_told_what_is_missing():
+    assert "each loss is a mean over its own tokens. Add up sums, and divide once" in hint(
+        "06.3", run_cell("stream.py")
+    )
+    assert "the answer is an int, not a run" in hint("06.3", 3)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return run_cell("one_batch.py")
+
+
+CLIP = "            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"
+SCHEDULE = "            scheduler.step()\n"
+REDUCE = "            dist.all_reduce(mean)\n"
+BACKWARD = "            (loss / size).backward()\n"
+CHOICE = "nullcontext() if closing else"
+STEP = "            optimizer.step()\n"
+CLEAR = "            optimizer.zero_grad()\n"
+LOSS = "            loss = cross_entropy"
+WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
+    "the last window": (
+        [("closing = i + 1 == begin + size", "closing = (i + 1) % WINDOW == 0")],
+        "4 steps, and the twin has 6. Of each epoch's 10 micro-batches the last two are in no step",
+    ),
+    "clipped inside": ([(CLIP, ""), (BACKWARD, BACKWARD + CLIP)], "the gradients are clipped after each micro-batch"),
+    "not clipped": ([(CLIP, "")], "Nothing is clipped here"),
+    "scheduled inside": (
+        [(SCHEDULE, ""), ("        mean += loss", "        scheduler.step()\n        mean += loss")],
+        "the learning rate of step 0 is 0.125, the twin's 0.5. The schedule counts effective steps",
+    ),
+    "not scheduled": ([(SCHEDULE, "")], "the learning rate of step 1 is 0.5, the twin's 0.467"),
+    "the last loss": ([("loss=mean", "loss=loss")], "all weights are right. The loss of step 0 is each rank's own"),
+    "the rank's loss": ([(REDUCE, "")], "all weights are right. The loss of step 0 is each rank's own"),
+    "the sum of the losses": (
+        [("loss.detach() / size / world_size", "loss.detach() / size")],
+        "In step 0 it is not that of the whole window, on both ranks. It is 2 times that",
+    ),
+    "loss of the last, of all": (
+        [("        mean += loss.detach() / size / world_size\n", "        mean = loss.detach() / world_size\n")],
+        "In step 0 it is not that of the whole window, on both ranks.",
+    ),
+    "all in no_sync": ([(CHOICE, "nullcontext() if False else")], "the ranks' weights differ after"),
+    "the short window divided": ([("loss / size)", "loss / (400 if i > 7 else size))")], "whose window is short"),
+    "cleared each time": (
+        [(CLEAR, ""), (LOSS, CLEAR + LOSS)],
+        "off from the first step on, on both ranks alike",
+    ),
+    "scheduled first": (
+        [(SCHEDULE, ""), (STEP, SCHEDULE + STEP)],
+        "scheduler.step() stands before optimizer.step(), which then takes the next step's rate",
+    ),
+    "no no_sync": ([(CHOICE, "nullcontext() if True else")], "with 5 all-reduces in a step. Two do"),
+    "an error": ([(REDUCE, "            raise ValueError('boom')\n")], "the run failed (rank"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG_REPAIRS)
+def test_each_wrong_repair_has_its_own_hint(mistake, target):
+    edits, expected = WRONG_REPAIRS[mistake]
+    assert expected in hint("06.4", {"target": target, "run": run_cell("accumulated_solution.py", *edits)})
+
+
+def test_the_starter_is_led_from_mistake_to_mistake(target):
+    closing = [
+        (
+            "closing = (i + 1) % WINDOW == 0",
+            "closing = (i + 1) % WINDOW == 0 or i == 9\n        size = 4 if i < 8 else 2",
+        ),
+        ("(loss / WINDOW)", "(loss / size)"),
+    ]
+    schedule = [("        scheduler.step()\n", ""), (CLEAR, CLEAR + SCHEDULE)]
+    clip = [(CLIP + "        rate", "        rate"), (STEP, CLIP + STEP)]
+    expected = ["4 steps", "learning rate of step 0", "clipped after each", "each rank's own"]
+    edits = [[], closing, closing + schedule, closing + schedule + clip]
+    for own, text in zip(edits, expected, strict=True):
+        assert text in hint("06.4", {"target": target, "run": run_cell("accumulated.py", *own)})
+
+
+def test_both_runs_are_wanted(target):
+    assert "Give both runs" in hint("06.4", target)
+    assert "`target` is to be the run of one_batch.py" in hint("06.4", {"target": None, "run": target})
+    assert "the run had 1 rank" in hint("06.4", {"target": target, "run": target})
+
+
+@pytest.mark.parametrize("name", ["06.2", "06.3"])
+def test_a_hang_and_a_failure_are_told_first(name):
+    assert "the run hung" in hint(name, made_up_run([[], []], error=early_exit().error))
+    assert "Mend that first" in hint(name, made_up_run([[], []], error=RuntimeError("rank 1 failed")))
