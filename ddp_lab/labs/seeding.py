@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from ddp_lab import worker
 
-SAMPLES = 8
+SAMPLES = 12
 
 
 def seed_all(seed):

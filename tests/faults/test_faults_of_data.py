@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from faulty import STALL, cured, faulty, line_of, of_ranks, stood
+from faulty import cured, faulty, line_of, of_ranks, stood
 
 import ddp_lab as lab
 
@@ -29,7 +29,7 @@ ONCE = dict.fromkeys(range(12), 1)
 
 def test_uneven_inputs_hang():
     with pytest.raises(lab.HangError) as hang:
-        faulty("uneven_inputs_hang", stall=STALL)
+        faulty("uneven_inputs_hang", stall=3)
     name = "faults/uneven_inputs_hang"
     where = stood(hang.value)
     assert where[0] == (line_of(name, "dist.barrier"), "barrier")
@@ -47,7 +47,7 @@ def test_a_rank_without_batches_that_leaves_ends_the_others_at_once(warm):
 
 
 def test_uneven_inputs_hang_cured():
-    first, second = cured("uneven_inputs_hang", stall=STALL).ranks
+    first, second = cured("uneven_inputs_hang", stall=3).ranks
     assert [record["gradient"] for record in first.records[:-1]] == [[[1]]] * 2
     assert [record["gradient"] for record in second.records[:-1]] == [[[1]]] * 2 + [[[0.5]]] * 2
     assert (first.records[-1], second.records[-1]) == ({"batches": 2}, {"batches": 4})

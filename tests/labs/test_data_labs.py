@@ -69,11 +69,11 @@ def test_the_seeding_recipe_gives_every_sample_numbers_of_its_own_and_the_same_i
     records = [[rank.records for rank in run.ranks] for run in runs]
     assert records[0] == records[1]
     for name in ("torch", "numpy", "random"):
-        assert len(set(numbers(runs[0], name) + numbers(runs[2], name))) == 2 * 16
-    assert len({tuple(kept) for kept in numbers(runs[0], "kept")}) == 16
+        assert len(set(numbers(runs[0], name) + numbers(runs[2], name))) == 2 * 24
+    assert len({tuple(kept) for kept in numbers(runs[0], "kept")}) == 24
     assert len({tuple(weights) for weights in numbers(runs[0], "weights")}) == 1
-    assert samples(runs[0]) == dict.fromkeys(range(8), 2)
-    assert sorted(Counter(numbers(runs[0], "held")).values()) == [4] * 4  # two workers, two epochs
+    assert samples(runs[0]) == dict.fromkeys(range(12), 2)
+    assert sorted(Counter(numbers(runs[0], "held")).values()) == [4] * 6  # two workers, two epochs
 
 
 def test_without_the_recipe_ranks_would_share_numbers(tmp_path):
@@ -82,7 +82,7 @@ def test_without_the_recipe_ranks_would_share_numbers(tmp_path):
 
     script = tmp_path / "one_seed.py"
     script.write_text(catalog.source("seeding").text.replace("1000 * seed + dist.get_rank()", "seed"))
-    assert len(set(numbers(lab.torchrun(script, show="none"), "torch"))) == 8
+    assert len(set(numbers(lab.torchrun(script, show="none"), "torch"))) == 12
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
