@@ -46,7 +46,7 @@ def main():
         dist.all_reduce(tries, dist.ReduceOp.MAX)
         return tries.min()
 
-    seconds(1, each=True)  # connections, memory, and DDP's buckets, which it puts in order after the first backward
+    seconds(1, each=True)  # connections, memory, and the order of the buckets
     for window in WINDOWS:
         times = {"each": seconds(window, each=True), "once": seconds(window, each=False)}
         worker.log(step=window, window=window, bytes=gradient, **times)

@@ -32,7 +32,7 @@ def main():
         for i in range(WINDOW):
             closing = i + 1 == WINDOW
             with contextlib.nullcontext() if closing else model.no_sync():
-                loss = (model(torch.ones(1, 1)) - rank).square().mean()  # each rank asks for another weight
+                loss = (model(torch.ones(1, 1)) - rank).square().mean()  # each has its own aim
                 (loss / WINDOW).backward()
             mean += loss.detach() / WINDOW
         optimizer.step()
