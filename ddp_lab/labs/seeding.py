@@ -52,6 +52,7 @@ def main():
     seed_all(seed)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))  # the wrap sends rank 0's weights
     worker.log(weights=model.module.weight.detach()[0])
+    worker.log(in_rank=[numpy.random.rand(), random.random()])  # outside the workers
 
     dataset = Augmented()
     sampler = DistributedSampler(dataset, seed=seed)  # one seed: the ranks share out one order

@@ -72,7 +72,11 @@ def test_the_seeding_recipe_gives_every_sample_numbers_of_its_own_and_the_same_i
         assert len(set(numbers(runs[0], name) + numbers(runs[2], name))) == 2 * 24
     assert len({tuple(kept) for kept in numbers(runs[0], "kept")}) == 24
     assert len({tuple(weights) for weights in numbers(runs[0], "weights")}) == 1
+    drawn = sum(numbers(runs[0], "in_rank") + numbers(runs[2], "in_rank"), [])
+    assert len(set(drawn)) == len(drawn) == 8
     assert samples(runs[0]) == dict.fromkeys(range(12), 2)
+    read = [record["samples"] for record in runs[0].ranks[0].records if "samples" in record]
+    assert read[:6] != read[6:]  # another order in the second epoch
     assert sorted(Counter(numbers(runs[0], "held")).values()) == [4] * 6  # two workers, two epochs
 
 
