@@ -1,0 +1,236 @@
+"""Checks of notebook 05, first half: who gets what, validation, the silent faults of a script."""
+
+import math
+from collections import Counter
+
+from ddp_lab.checks.answers import BRING, calls_in, ended_well, kind_of, of_ranks, script_of
+from ddp_lab.checks.verdict import NotYet, exercise
+
+# Samples, ranks, drop_last: first those that the notebook has shown, what divides, and sets smaller than the world.
+CASES = [(10, 3, False), (10, 4, True), (12, 4, False), (12, 4, True), (3, 4, False), (3, 4, True), (2, 5, False)]
+CASES += [(samples, world, drop) for samples in range(1, 14) for world in range(1, 9) for drop in (False, True)]
+
+
+@exercise("05.1")
+def _predict_the_shares(answer):
+    """The answer is your function: `lab.check("05.1", share)`."""
+    if not callable(answer):
+        raise NotYet(f"the answer is {kind_of(answer)}, not a function. {_predict_the_shares.__doc__}")
+    for case in CASES:
+        samples, world, drop_last = case
+        for rank in range(world):
+            where = _named(case, rank)
+            try:
+                found = answer(samples, world, rank, drop_last)
+            except Exception as error:
+                raise NotYet(f"your function raised {type(error).__name__}: {error}, for {where}.") from None
+            if not isinstance(found, (list, tuple, range)):
+                raise NotYet(f"your function returns {kind_of(found)}, not a list of samples, for {where}.")
+            if list(found) != share(samples, world, rank, drop_last):
+                _another_share(list(found), case, rank)
+    return f"every share right, in {len(set(CASES))} cases: padded, dropped, and sets smaller than the world."
+
+
+def share(samples, world, rank, drop_last):
+    """What DistributedSampler(range(samples), world, rank, shuffle=False, drop_last=drop_last) gives, as a list."""
+    total = samples // world * world if drop_last else -(-samples // world) * world
+    return [place % samples for place in range(rank, total, world)]  # padded from the beginning, again and again
+
+
+def _named(case, rank):
+    samples, world, drop_last = case
+    return f"{samples} samples, rank {rank} of {world}, drop_last={drop_last}"
+
+
+def _another_share(found, case, rank):
+    """The hint for a share that is not the sampler's."""
+    samples, world, drop_last = case
+    right, where = share(*case[:2], rank, drop_last), _named(case, rank)
+    if len(right) > 1 and sorted(found) == list(range(found[0], found[0] + len(found))) and len(found) > 1 < world:
+        raise NotYet(f"for {where} your share is {found}: a block. The sampler deals out, as one deals cards.")
+    if not drop_last and found == list(range(rank, samples, world)):
+        why = "All shares are equally long: what fills them?"
+        if samples < world:
+            why = "With fewer samples than ranks, too, no rank has an empty share."
+        raise NotYet(f"for {where} your share has {len(found)} samples, the sampler's {len(right)}. {why}")
+    if not drop_last and samples < world:
+        raise NotYet(
+            f"for {where} your share is {found}, the sampler's {right}. What fills the shares may be needed "
+            "more than once over: it begins again from sample 0."
+        )
+    if drop_last and found == share(samples, world, rank, False) != right:
+        raise NotYet(f"for {where} your share is {found}. With drop_last nothing is read twice: the rest is cut off.")
+    if drop_last and len(found) > len(right):
+        raise NotYet(
+            f"for {where} your share has {len(found)} samples, the sampler's {len(right)}: "
+            "all shares are as long as the shortest, and that may be empty."
+        )
+    raise NotYet(f"for {where} your share is {found}, the sampler's {right}.")
+
+
+RIGHT = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]  # of 05.2: what the model makes of each sample
+TARGET = sum(RIGHT) / len(RIGHT)
+
+
+@exercise("05.2")
+def _count_each_once(run):
+    """The answer is the run of your cell on 4 ranks: `lab.check("05.2", answer)`."""
+    ended_well(run, _count_each_once.__doc__)
+    of_ranks(run, 4)
+    batches = [_lists(rank, "samples") for rank in run.ranks]
+    _each_once(batches)
+    _the_accuracy(batches, [_accuracy(rank) for rank in run.ranks])
+    tree = script_of(run)
+    if tree and not any(name and BRING.match(name) for name, _, _ in calls_in(tree)):
+        raise NotYet("the accuracy is right, but no rank asked the others for their counts: it was not counted here.")
+    counts = ", ".join(str(sum(map(len, own))) for own in batches)
+    return f"{len(RIGHT)} of {len(RIGHT)} samples, each once ({counts} on the ranks); accuracy {TARGET:g} on each rank."
+
+
+def _lists(rank, name, **where):
+    """[what this rank has logged as `name`, a list of sample numbers each], of the records with these values."""
+    found = []
+    for record in rank.records:
+        if name in record and where.items() <= record.items():
+            listed = record[name] if isinstance(record[name], list) else [record[name]]
+            if not all(isinstance(sample, int) for sample in listed):
+                raise NotYet(f"rank {rank.rank} logged {str(listed)[:40]} as {name}, which are no sample numbers.")
+            found.append(listed)
+    return found
+
+
+def _some(samples):
+    """`sample 3`, `samples 0 and 1`, `samples 0, 1 and 2`, `samples 0, 1, 2 and 9 more`."""
+    samples = sorted(samples)
+    if len(samples) == 1:
+        return f"sample {samples[0]}"
+    shown, rest = (samples[:3], [f"{len(samples) - 3} more"]) if len(samples) > 4 else (samples[:-1], samples[-1:])
+    return f"samples {', '.join(map(str, shown))} and {rest[0]}"
+
+
+def _each_once(batches):
+    """A hint unless the ranks together have counted each of the samples once."""
+    orders = [[sample for batch in own for sample in batch] for own in batches]
+    count = Counter(sum(orders, []))
+    if not count:
+        raise NotYet("no rank logged samples. Leave worker.log(step=step, samples=batch) where it was.")
+    everything = list(range(len(RIGHT)))
+    if all(sorted(own) == everything for own in orders):
+        raise NotYet(f"each rank counts all {len(RIGHT)} samples: the work is done {len(orders)} times. Share it out.")
+    again = [sample for sample, times in count.items() if times > 1]
+    never = [sample for sample in everything if sample not in count]
+    if again:
+        times = "twice" if max(count.values()) == 2 else "more than once"
+        raise NotYet(
+            f"{sum(count.values())} samples counted, {_some(again)} {times}. "
+            "Look at what fills the last places of the map."
+        )
+    if never:
+        why = " drop_last leaves out what does not divide." if sorted(never) == [8, 9] else ""
+        raise NotYet(f"{len(count)} of {len(RIGHT)} samples counted, {_some(never)} never.{why}")
+    if any(not own for own in orders):
+        idle = [rank for rank, own in enumerate(orders) if not own]
+        raise NotYet(f"each sample counts once, but rank {idle[0]} has none and waits. Let every rank have a share.")
+
+
+def _accuracy(rank):
+    """What this rank logged last as accuracy, else a hint."""
+    found = [record["accuracy"] for record in rank.records if "accuracy" in record]
+    if not found or isinstance(found[-1], bool) or not isinstance(found[-1], (int, float)):
+        raise NotYet(f"rank {rank.rank} logged no accuracy. Each rank is to have it: worker.log(accuracy=...).")
+    return found[-1]
+
+
+def _the_accuracy(batches, accuracies):
+    """A hint unless every rank has the accuracy over all samples."""
+    if all(math.isclose(accuracy, TARGET, abs_tol=1e-6) for accuracy in accuracies):
+        return
+    hits = [[[RIGHT[sample] for sample in batch] for batch in own] for own in batches]
+    of_ranks_alone = [_mean(sum(own, [])) for own in hits]
+    of_batches = [_mean([_mean(batch) for batch in own]) for own in hits]
+    close = {name: math.isclose(accuracies[0], _mean(values), abs_tol=1e-6) for name, values in
+             (("ranks", of_ranks_alone), ("batches", of_batches))}  # fmt: skip
+    got = f"the samples are right, the accuracy is {accuracies[0]:.4g}, not {TARGET:g}"
+    if max(accuracies) - min(accuracies) > 1e-6:
+        if math.isclose(accuracies[0], TARGET, abs_tol=1e-6):
+            raise NotYet("rank 0 has the accuracy over all samples, the others do not. all_reduce gives it to each.")
+        raise NotYet("the samples are right, but each rank has an accuracy of its own. Add up over the ranks.")
+    if close["ranks"]:
+        raise NotYet(f"{got}: a mean of the ranks' accuracies, and ranks with fewer samples count as much as others.")
+    if close["batches"]:
+        raise NotYet(f"{got}: a mean of batches' accuracies, and small batches count as much as full ones.")
+    if math.isclose(accuracies[0] * len(RIGHT), sum(map(sum, sum(hits, []))) * len(RIGHT), abs_tol=1e-6):
+        raise NotYet(f"{got}: these are the hits. Divide them by the samples counted.")
+    raise NotYet(f"{got}. Add up hits and samples over all ranks, and divide once.")
+
+
+def _mean(values):
+    return sum(values) / len(values)
+
+
+EPOCHS, TRAIN, VALIDATION, UPDATE = 3, 16, 8, 8  # of 05.3
+
+
+@exercise("05.3")
+def _two_silent_faults(run):
+    """The answer is the run of your cell: `lab.check("05.3", answer)`."""
+    ended_well(run, _two_silent_faults.__doc__)
+    of_ranks(run, 2, or_more=True)
+    orders, held = [], []
+    for epoch in range(EPOCHS):
+        orders.append([tuple(sum(_lists(rank, "samples", epoch=epoch), [])) for rank in run.ranks])
+        held.append([sum(_lists(rank, "validated", epoch=epoch), []) for rank in run.ranks])
+        if not any(orders[-1]) or not any(held[-1]):
+            raise NotYet(f"epoch {epoch} has no samples, or none validated. Leave the loops and their logs.")
+    trained = {sample for own in orders for rank in own for sample in rank}
+    _no_leak(trained, held)
+    for epoch, own in enumerate(orders):
+        count = Counter(sum(own, ()))
+        again, missing = [sample for sample in count if count[sample] > 1], TRAIN - len(count)
+        if again or missing:
+            raise NotYet(
+                f"in epoch {epoch} {_some(again) + ' are read twice' if again else 'none is read twice'}, and "
+                f"{missing} of {TRAIN} never. Do all ranks shuffle alike?"
+            )
+    updates = {len(sum((_lists(rank, "samples", epoch=0, step=0)[0] for rank in run.ranks), []))}
+    if updates != {UPDATE}:
+        raise NotYet(f"an update has {updates.pop()} samples, not {UPDATE}. A loader's batch_size is that of its rank.")
+    different = len({own[0] for own in orders})
+    if different < EPOCHS:
+        raise NotYet(f"{EPOCHS} epochs have {different} order{'s' * (different > 1)}: who tells the sampler the epoch?")
+    if any(own[0] == tuple(sorted(own[0])) for own in orders):
+        raise NotYet("an epoch is not shuffled. Leave the sampler's shuffle as it was.")
+    _noise_of_its_own(run)
+    return (
+        f"{EPOCHS} epochs, {EPOCHS} orders: each of {TRAIN} samples once in each, none of the {VALIDATION} validated; "
+        "and every rank has random numbers of its own."
+    )
+
+
+def _no_leak(trained, held):
+    """A hint if a sample is both trained on and validated, or if not each of the others is validated once."""
+    validated = {sample for own in held for rank in own for sample in rank}
+    if both := trained & validated:
+        raise NotYet(
+            f"{len(both)} samples are trained on and validated as well, such as sample {min(both)}: what one rank "
+            "holds back another trains on. Who draws the split, and from which seed?"
+        )
+    for epoch, own in enumerate(held):
+        count = Counter(sum(own, []))
+        if sum(count.values()) != VALIDATION or len(count) != VALIDATION:
+            raise NotYet(
+                f"in epoch {epoch} {sum(count.values())} samples are validated, {len(count)} of them distinct; "
+                f"it should be {VALIDATION}, each once."
+            )
+
+
+def _noise_of_its_own(run):
+    """A hint unless the ranks have drawn different random numbers."""
+    noise = [tuple(record["noise"] for record in rank.records if "noise" in record) for rank in run.ranks]
+    if not all(noise):
+        raise NotYet("a rank logged no noise. Leave worker.log(epoch=epoch, step=step, samples=batch, noise=noise).")
+    if len(set(noise)) < len(noise):
+        raise NotYet(
+            "split and orders are right, but two ranks now draw the same noise. One seed for the split, "
+            "and another for each rank from there on."
+        )
