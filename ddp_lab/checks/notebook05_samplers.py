@@ -48,22 +48,21 @@ def _another_share(found, case, rank):
     right, where = share(*case[:2], rank, drop_last), _named(case, rank)
     if len(right) > 1 and sorted(found) == list(range(found[0], found[0] + len(found))) and len(found) > 1 < world:
         raise NotYet(f"for {where} your share is {found}: a block. The sampler deals out, as one deals cards.")
-    if not drop_last and found == list(range(rank, samples, world)):
+    again = samples < world and rank >= 2 * samples  # what fills the shares is used up once, and needed again
+    if not drop_last and not again and found == list(range(rank, samples, world)):
         why = "All shares are equally long: what fills them?"
         if samples < world:
             why = "With fewer samples than ranks, too, no rank has an empty share."
         raise NotYet(f"for {where} your share has {len(found)} samples, the sampler's {len(right)}. {why}")
     if not drop_last and samples < world:
         raise NotYet(
-            f"for {where} your share is {found}, the sampler's {right}. What fills the shares may be needed "
-            "more than once over: it begins again from sample 0."
+            f"for {where} your share is {found}, the sampler's {right}. What fills the shares is the data set, "
+            "from sample 0 on, and again as often as needed."
         )
-    if drop_last and found == share(samples, world, rank, False) != right:
-        raise NotYet(f"for {where} your share is {found}. With drop_last nothing is read twice: the rest is cut off.")
     if drop_last and len(found) > len(right):
         raise NotYet(
-            f"for {where} your share has {len(found)} samples, the sampler's {len(right)}: "
-            "all shares are as long as the shortest, and that may be empty."
+            f"for {where} your share is {found}, the sampler's {right}. With drop_last nothing is read twice: "
+            "what does not divide is cut off, and all shares are as long as the shortest, which may be empty."
         )
     raise NotYet(f"for {where} your share is {found}, the sampler's {right}.")
 
