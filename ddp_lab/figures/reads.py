@@ -12,18 +12,21 @@ from ddp_lab.launch.output import rank_color, text_color
 MOST_SAMPLES = 64  # boxes in a row, which a page still shows
 
 
-def samples(runs, times=False):
+def samples(runs, times=False, of=None):
     """Which rank has read which samples: below each other a panel for each entry of `{title: run}`.
 
     Drawn from the lists of sample numbers, from 0 on, that the ranks have logged as `samples`, one list a step. A box
     is a sample that this rank has read, the number in it the step (several, where it has read it several times); an
     empty box is one that it has not. Where records have an `epoch` too, and a run has several, each epoch has its rows.
     times: a last row (of each epoch) says how often each sample was read by all ranks together; what was not read
-    once stands out. InputError if there is no panel, or no rank of a run has logged such lists.
+    once stands out. of: how many samples there are, so that those which nobody has read are drawn as well; else up to
+    the last that was read. InputError if there is no panel, or no rank of a run has logged such lists.
     """
     inputs.panels(runs, "samples", "{title: run}")
     panels = {title: _rows(run, times) for title, run in runs.items()}
     count = 1 + max(sample for rows in panels.values() for row in rows for sample in row.boxes)
+    if of is not None:
+        count = max(count, min(inputs.count(of, "samples", "of"), MOST_SAMPLES))
     heights = [rows[-1].place + 1 for rows in panels.values()]
     size = (6.4, 0.36 * sum(heights) + 0.5 * len(heights) + 0.5)
     with style():
@@ -118,7 +121,7 @@ def _rows(run, times):
 
 def _reads(run):
     """{epoch: {rank: {sample: [steps in which it was read]}}} of the lists that the ranks logged as `samples`."""
-    found, ranks = {}, []
+    found, ranks = {}, [rank.rank for rank in getattr(run, "ranks", [])]  # also one that has logged nothing
     for rank, number, record in _records(run):
         ranks.append(rank)
         listed = record.get("samples")
