@@ -6,7 +6,7 @@ from answering import Cells, early_exit, hint, made_up_run
 import ddp_lab as lab
 from ddp_lab.launch.torchrun import launch
 
-CELLS = Cells("05_samplers_2.ipynb")
+CELLS = Cells("05_samplers.ipynb")
 cell, run_cell = CELLS.script, CELLS.run
 
 
