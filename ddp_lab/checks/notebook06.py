@@ -10,6 +10,7 @@ from ddp_lab.errors import InputError
 
 SAME = 1e-9  # of what is computed in float64
 NEAR = 1e-5  # of shares, which are float32
+SAME_LOSS = 1e-6  # also where it was added up in float32
 
 IMAGES, EPOCHS, RANKS, MICRO_BATCH, WINDOW = 160, 2, 2, 4, 8  # of 06.1
 SHARE = IMAGES // RANKS // MICRO_BATCH  # micro-batches of a rank in an epoch
@@ -41,7 +42,7 @@ def _predicted(answer):
     if given == 4 * COUNTS["accumulate_1"]:
         raise NotYet("accumulate_1: not one for each parameter. They go together, in a bucket.")
     if given != COUNTS["accumulate_1"]:
-        raise NotYet(f"accumulate_1: {given} is not it. There is one all-reduce for each of a rank's micro-batches.")
+        raise NotYet(f"accumulate_1: {given} is not it. What does a backward do that stands in no no_sync()?")
     for name in ("accumulate_2", "accumulate_4"):
         _windows(name, answer[name])
     return f"{', '.join(f'{name}: {count}' for name, count in COUNTS.items())}."
@@ -75,7 +76,9 @@ def _windows(name, given):
         raise NotYet("accumulate_4 closes the last window of an epoch too, which is shorter.")
     if given == RANKS * COUNTS[name]:
         raise NotYet(f"{name}: an all-reduce of two ranks is one call on each. Count those of one rank.")
-    raise NotYet(f"{name}: {given} is not it. Windows in an epoch, times the epochs: one all-reduce each.")
+    raise NotYet(
+        f"{name}: {given} is not it. Windows that are closed in an epoch, times the epochs: one all-reduce each."
+    )
 
 
 def _all_reduces(run, steps):
@@ -95,7 +98,11 @@ def _shares(run):
     found = []
     for rank in run.ranks:
         own = [(record["step"], record["shares"]) for record in rank.records if {"step", "shares"} <= set(record)]
-        if not own or [step for step, _ in own] != list(range(len(own))):
+        if not own:
+            raise NotYet(
+                f"rank {rank.rank} has logged no step. Has a micro-batch closed a window? Leave worker.log(...)."
+            )
+        if [step for step, _ in own] != list(range(len(own))):
             raise NotYet(f"rank {rank.rank} did not log its shares in steps 0, 1, ... Leave the worker.log(...).")
         found.append([shares for _, shares in own])
     if len(set(map(len, found))) > 1:
@@ -119,6 +126,11 @@ def _context(run):
     of_ranks(run, 2)
     found = _shares(run)
     steps = len(found[0])
+    if steps == 19:
+        raise NotYet(
+            "19 steps, one for each micro-batch: each has closed a window. Two things are given, in this order: the "
+            "size of the window, and whether this micro-batch closes it."
+        )
     counts, after = _all_reduces(run, steps)
     if not sum(counts) + after:
         raise NotYet(
@@ -138,22 +150,46 @@ def _context(run):
         raise NotYet(f"after the last step there were {after} all-reduces more, for no step. A window was not closed.")
     if steps != 6:
         if steps == 4:
-            raise NotYet("4 steps, and there are 6 windows: with 10 micro-batches the third of an epoch has two.")
-        if steps == 5:
-            raise NotYet("5 steps: a window goes over the end of an epoch. `i` and `batches` are of one epoch.")
-        raise NotYet(f"{steps} steps, and there are 6 windows: of 4, 4 and 2 micro-batches in each epoch.")
-    for step, shares in enumerate(found[0]):
-        used, total = sum(share > 0 for share in shares), sum(shares)
-        wanted = 4 if step % 3 == 2 else 8
-        if used != wanted:
-            raise NotYet(f"step {step} has {used} samples, its window has {wanted}. Which micro-batch closes it?")
-        if abs(total - 1) > NEAR * 10:
-            window = wanted // 2
             raise NotYet(
-                f"the shares of step {step} add up to {total:.3g}, not to 1: its window has {window} micro-batches, "
-                f"and the losses were divided by {window / total:.3g}. The size is the first thing that is given."
+                "4 steps, and there are 6 windows: of 10 micro-batches the last two are the third, of 9 the last."
             )
-    return "6 steps with one all-reduce each, and in every step the shares add up to 1, in windows of 4, 4 and 2."
+        if steps == 5:
+            raise NotYet(
+                "5 steps, and there are 6 windows. Each epoch has three, also the second with its 9 micro-batches: `i` "
+                "and `batches` are of one epoch."
+            )
+        raise NotYet(f"{steps} steps, and there are 6 windows: of 4, 4 and 2 micro-batches, and of 4, 4 and 1.")
+    for step, (window, shares) in enumerate(zip(WINDOWS, found[0], strict=True)):
+        _one_window(step, window, [share for share in shares if share])
+    windows = ", ".join(map(str, WINDOWS))
+    return f"6 steps with {_each(counts)} each, and in every step the shares add up to 1, in windows of {windows}."
+
+
+WINDOWS = [4, 4, 2, 4, 4, 1]  # micro-batches of one sample in each step of 06.2
+
+
+def _one_window(step, window, shares):
+    """A hint unless these are the shares of a mean over the window, on two ranks."""
+    if len(shares) != 2 * window:
+        raise NotYet(
+            f"step {step} has {len(shares)} samples, its window has {2 * window}. Which micro-batch closes it?"
+        )
+    if max(shares) - min(shares) > NEAR:
+        raise NotYet(
+            f"in step {step} a sample weighs {min(shares):.3g}, another {max(shares):.3g}: not all losses of the "
+            "window were divided by the same number. Its size is known from its first micro-batch on."
+        )
+    if abs(sum(shares) - 1) > NEAR * 10:
+        raise NotYet(
+            f"the shares of step {step} add up to {sum(shares):.3g}, not to 1: its window has {window} micro-batches, "
+            f"and the losses were divided by {window / sum(shares):.3g}. The size is the first thing that is given."
+        )
+
+
+def _each(counts):
+    """How many all-reduces the steps had: `1 all-reduce`, `1 to 2 all-reduces`."""
+    most, least = max(counts), min(counts)
+    return f"{'' if most == least else f'{least} to '}{most} all-reduce{'' if most == 1 else 's'}"
 
 
 LENGTHS = [[1, 3, 2, 5, 1, 2, 2, 4], [4, 1, 2, 2, 1, 2]]  # of 06.3
@@ -181,9 +217,37 @@ def _stream(run):
             f"every token weighs the same. But there were {max(counts)} all-reduces in a step, and two do: "
             "of the gradients, and of one number. What is added up over the micro-batches can be sent once."
         )
-    if sum(counts) + after < 4:
+    others = _others(run, 1)
+    if sum(counts) + after < 4 and not others:
         raise NotYet("every token weighs the same, but no rank has asked the other how many tokens it has.")
-    return "every token weighs 1/20 in step 0 and 1/12 in step 1, with two all-reduces in each."
+    if (tree := script_of(run)) and _knows_lengths(tree):
+        raise NotYet(
+            "every token weighs the same, but the number comes from `lengths`, of which the stream is made: a rank "
+            "that reads a stream has no such list. Count the tokens as they come."
+        )
+    asked = "".join(f", {count} {op}" for op, count in others.items())
+    return f"every token weighs 1/20 in step 0 and 1/12 in step 1, with {_each(counts)}{asked} in a step."
+
+
+def _others(run, step):
+    """{op: how many} of what brings other ranks' numbers besides all-reduces, on the rank that has issued most of it.
+
+    For steps in which DDP issues nothing of the kind by itself, as it does at its start.
+    """
+    table = run.collectives
+    rows = table[(table["step"] == step) & ~table["op"].isin(["all_reduce", "broadcast", "barrier"])]
+    return rows.groupby("op")["rank"].agg(lambda ranks: int(ranks.value_counts().max())).to_dict()
+
+
+def _knows_lengths(tree):
+    """Whether `lengths` is read besides where the starter reads it: in stream(), in its call, and in the log."""
+    allowed = set()
+    for node in ast.walk(tree):
+        called = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None))
+        if called in ("stream", "log") or (isinstance(node, ast.FunctionDef) and node.name == "stream"):
+            allowed |= set(ast.walk(node))
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    return any(node.id == "lengths" and node not in allowed for node in names)
 
 
 def _one_mean(step, lengths, shares):
@@ -246,64 +310,120 @@ def _four_mistakes(answer):
     if (step := first(gap > SAME for gap in spread(weights))) is not None:
         raise NotYet(f"the ranks' weights differ after step {step}. What is in no_sync(), and what comes after it?")
     if (step := _off(rates[0], aims["rate"])) is not None:
+        if _off(rates[0][:-1], aims["rate"][1:]) is None:
+            raise NotYet(
+                f"the learning rate of step {step} is the one of the next step. Note it before scheduler.step(), and "
+                "do the optimizer's step before it, too."
+            )
         raise NotYet(
             f"the learning rate of step {step} is {rates[0][step]:.3g}, the twin's {aims['rate'][step]:.3g}. "
             "The schedule counts effective steps."
         )
     if (step := _off(weights[0], aims["weights"])) is not None:
         _weights_off(step, run)
-    if (step := first(gap > SAME for gap in spread(losses))) is not None:
+    if (step := first(gap > SAME_LOSS for gap in spread(losses))) is not None:
         raise NotYet(f"all weights are right. The loss of step {step} is each rank's own: which is that of the step?")
-    if (step := _off(losses[0], aims["loss"])) is not None:
+    if (step := _off(losses[0], aims["loss"], SAME_LOSS)) is not None:
         ratio = losses[0][step] / aims["loss"][step]
-        what = f" It is {ratio:.3g} times that." if abs(ratio * 4 - round(ratio * 4)) < 1e-6 else ""
+        quarters = round(4 * ratio)
+        what = f" It is {ratio:.3g} times that." if quarters != 4 and abs(4 * ratio - quarters) < 1e-5 else ""
         raise NotYet(
             f"all weights are right, and the ranks log one loss. In step {step} it is not that of the whole window, on "
             f"both ranks.{what}"
         )
     counts, after = _all_reduces(run, 6)
+    if (step := first(numbers < PARAMETERS for numbers in _numbers_sent(run, 6))) is not None:
+        raise NotYet(
+            f"all numbers are right, but no gradient was all-reduced in step {step}: has each rank computed the whole "
+            "batch? Each has its own share, and DDP brings them together."
+        )
+    if (tree := script_of(run)) and (sizes := _cut_into(tree)):
+        raise NotYet(
+            f"all numbers are right, with {sizes[0]} images at a time, and there is memory for 4. Leave .split(4)."
+        )
     if sum(counts) + after > 12:
         raise NotYet(
             f"all numbers are right, with {max(counts)} all-reduces in a step. Two do: of the gradients, in the "
             "closing micro-batch, and of the loss."
         )
-    return "in each of 6 steps weights, rate and loss are those of one process, with two all-reduces in a step."
+    return f"in each of 6 steps weights, rate and loss are those of one process, with {_each(counts)} in a step."
+
+
+PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10  # of 06.4
+
+
+def _numbers_sent(run, steps):
+    """How many numbers rank 0 has handed to all-reduces in each of so many steps."""
+    table = run.collectives
+    rows = table[(table["op"] == "all_reduce") & (table["rank"] == 0)]
+    return [int(rows[rows["step"] == step]["numel"].sum()) for step in range(steps)]
+
+
+def _cut_into(tree):
+    """The sizes other than 4, as far as they are written as numbers, that split() is called with."""
+    calls = [call for name, call, _ in calls_in(tree) if name == "split"]
+    given = [[arg.value for arg in call.args if isinstance(arg, ast.Constant)] for call in calls]
+    return [values[0] for values in given if values and 4 not in values]
 
 
 def _logged(run, name):
     return min((sum(name in record for record in rank.records) for rank in run.ranks), default=0)
 
 
-def _off(values, wanted):
-    return first(not abs(one - other) <= SAME for one, other in zip(values, wanted, strict=True))
+def _off(values, wanted, same=SAME):
+    return first(not abs(one - other) <= same for one, other in zip(values, wanted, strict=True))
 
 
 def _weights_off(step, run):
     """The hint where the ranks agree, and not with the twin, after this step."""
-    if tree := script_of(run):
-        _clips(tree)
-        _in_order(tree)
     if step in (2, 5):
         raise NotYet(
             f"the weights are the twin's up to step {step - 1}, and not after step {step}, whose window is short. "
             "By how many are its losses divided?"
         )
+    if tree := script_of(run):
+        _clips(tree)
+        _in_order(tree)
     if step:
         raise NotYet(f"the weights are the twin's up to step {step - 1}, and not after step {step}. What is left over?")
     raise NotYet("the weights are off from the first step on, on both ranks alike. What else is done per micro-batch?")
 
 
 def _clips(tree):
-    """A hint unless the gradients are clipped, under the condition that the window is closed."""
+    """A hint if nothing is clipped, or what is clipped is clipped after each backward as far as the script shows it."""
     calls = [call for name, call, _ in calls_in(tree) if name and name.startswith("clip_grad")]
     if not calls:
-        raise NotYet("the weights are off from the twin's, which clips its gradients. Nothing is clipped here.")
-    closing = {node for top in ast.walk(tree) if isinstance(top, ast.If) for node in ast.walk(top)}
-    if not any(call in closing for call in calls):
+        raise NotYet(
+            "the weights are off from the twin's, which clips its gradients. No clip_grad_norm_() stands in this cell."
+        )
+    backwards = [call for name, call, _ in calls_in(tree) if name == "backward"]
+    loops = {id(_loop_of(tree, call)) for call in backwards}
+    if any(id(_loop_of(tree, call)) in loops and _each_time(tree, call) for call in calls):
         raise NotYet(
             "the gradients are clipped after each micro-batch, where a rank has only its own, and a part of the "
             "window's. When are those of the whole step there?"
         )
+
+
+def _around(tree, kind, node):
+    """The statements of this kind in which a node stands, from the outermost to the innermost."""
+    return [top for top in ast.walk(tree) if isinstance(top, kind) and node in ast.walk(top)]
+
+
+def _loop_of(tree, node):
+    """The innermost loop in which a node stands, None if in none."""
+    return (_around(tree, (ast.For, ast.While), node) or [None])[-1]
+
+
+def _each_time(tree, call):
+    """Whether its loop comes to this call in each round: no `if` around it, and no `continue` before it."""
+    loop = _loop_of(tree, call)
+    skips = [node for node in ast.walk(loop) if isinstance(node, ast.Continue)] if loop else []
+    return (
+        bool(loop)
+        and not _around(loop, (ast.If, ast.IfExp, ast.BoolOp), call)
+        and not any(skip.lineno < call.lineno for skip in skips)
+    )
 
 
 def _in_order(tree):

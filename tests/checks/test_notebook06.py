@@ -44,6 +44,11 @@ def test_each_wrong_count_has_its_own_hint(mistake):
     assert expected in hint("06.1", COUNTS | changes)
 
 
+def test_no_hint_hands_over_a_count_or_leads_to_another():
+    assert "micro-batch" not in hint("06.1", COUNTS | {"accumulate_1": 17})  # what it has one all-reduce for
+    assert "Windows that are closed in an epoch" in hint("06.1", COUNTS | {"accumulate_2": 7})
+
+
 def test_the_right_counts_are_done_and_what_are_no_counts_is_said():
     assert lab.check("06.1", COUNTS).done
     for answer in (None, 6, {"steps": 6}, [40, 40, 4, 6]):
@@ -52,6 +57,7 @@ def test_the_right_counts_are_done_and_what_are_no_counts_is_said():
 
 CONTEXT = "    with contextlib.nullcontext() if closing else model.no_sync():\n"
 SIZE = "    size = min(window, batches - begin)\n"
+BY_REST = "    size = min(window, batches - i)\n"
 CLOSING = "    closing = i + 1 == begin + size\n"
 WRONG_CONTEXTS = {  # mistake: (edits of the solution, the hint)
     "nothing in no_sync": ([(CONTEXT, "    if True:\n")], "in step 0 each rank has issued 4 all-reduces, where one"),
@@ -69,7 +75,7 @@ WRONG_CONTEXTS = {  # mistake: (edits of the solution, the hint)
     ),
     "the last window open": (
         [(CLOSING, "    closing = (i + 1) % window == 0\n")],
-        "4 steps, and there are 6 windows: with 10 micro-batches the third of an epoch has two",
+        "4 steps, and there are 6 windows: of 10 micro-batches the last two are the third, of 9 the last",
     ),
     "divided by the window": (
         [("yield size", "yield window")],
@@ -84,7 +90,25 @@ WRONG_CONTEXTS = {  # mistake: (edits of the solution, the hint)
     "not counted": ([], "the all-reduces were not counted. Leave --count"),
     "nothing logged": (
         [("worker.log(step=step, epoch=epoch, shares=net.weight.grad[0])", "print()")],
-        "Leave the worker",
+        "Leave worker.log(...)",
+    ),
+    "never closed": ([(CLOSING, "    closing = False\n")], "has logged no step. Has a micro-batch closed a window?"),
+    "always closed": ([("yield size, closing", "yield size, True")], "19 steps, one for each micro-batch"),
+    "turned round, what is given": (
+        [("yield size, closing", "yield closing, size")],
+        "Two things are given, in this order",
+    ),
+    "divided by what is left": (
+        [(SIZE, BY_REST), (CLOSING, "    closing = (i + 1) % window == 0 or i + 1 == batches\n")],
+        "not all losses of the window were divided by the same number",
+    ),
+    "closed by hand": (
+        [(CLOSING, "    closing = i in (3, 7, 9)\n")],
+        "5 steps, and there are 6 windows. Each epoch has three",
+    ),
+    "shared out": (
+        [(CLOSING, "    closing = i + 1 in (batches, batches - 3, batches - 6)\n")],
+        "step 1 has 6 samples, its window has 8",
     ),
     "an error": ([(SIZE, "    raise ValueError('boom')\n")], "the run failed (rank"),
 }
@@ -154,6 +178,10 @@ WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
         [("    dist.all_reduce(tokens)  # of the whole step\n", "    tokens = sum(lengths)\n")],
         "no rank has asked the other how many tokens it has",
     ),
+    "known, and asked for show": (
+        [("  # of the whole step\n", "\n    tokens = sum(lengths)\n")],
+        "the number comes from `lengths`, of which the stream is made",
+    ),
     "one step": ([("enumerate(STEPS)", "enumerate(STEPS[:1])")], "1 steps, and there are two"),
     "shares cut": ([("[0, : sum(lengths)]", "[0, :4]")], "step 0 has logged 4 shares, and it has 20 tokens"),
     "an error": ([(SUM, "            raise ValueError('boom')\n")], "the run failed (rank"),
@@ -181,6 +209,24 @@ def test_a_stream_that_is_read_to_its_end_first_is_right_too():
     assert lab.check("06.3", run_cell("stream_solution.py", *edits)).done
 
 
+RIGHT_WAYS_TO_ASK = {
+    "all_gather": (
+        "    own = [torch.zeros(()) for _ in range(2)]\n    dist.all_gather(own, tokens)\n    tokens = sum(own)\n"
+    ),
+    "all_gather_object": (
+        "    own = [None] * world_size\n    dist.all_gather_object(own, tokens.item())\n    tokens = sum(own)\n"
+    ),
+    "reduce": "    dist.reduce(tokens, 0)\n    dist.broadcast(tokens, 0)\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", RIGHT_WAYS_TO_ASK)
+def test_the_number_of_all_tokens_may_come_by_other_collectives(way, capsys):
+    run = run_cell("stream_solution.py", ("    dist.all_reduce(tokens)  # of the whole step\n", RIGHT_WAYS_TO_ASK[way]))
+    assert lab.check("06.3", run).done
+    assert "with 1 all-reduce, " in capsys.readouterr().out  # and what else was counted
+
+
 def test_the_starter_of_the_stream_is_told_what_is_missing():
     assert "each loss is a mean over its own tokens. Add up sums, and divide once" in hint(
         "06.3", run_cell("stream.py")
@@ -201,13 +247,28 @@ CHOICE = "nullcontext() if closing else"
 STEP = "            optimizer.step()\n"
 CLEAR = "            optimizer.zero_grad()\n"
 LOSS = "            loss = cross_entropy"
+RATE = '            rate = optimizer.param_groups[0]["lr"]\n'
+CLIP_FUNCTION = [
+    (CLIP, "            clip()\n"),
+    ("WINDOW = 4\n", "WINDOW = 4\ndef clip():\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"),
+]
+NEXT = "        if not closing:\n            continue\n        with contextlib.nullcontext():\n"
+IN_WINDOWS = """    for begin in range(0, len(micro_batches), WINDOW):
+      for i in range(begin, min(begin + WINDOW, len(micro_batches))):
+        batch = micro_batches[i]
+"""
+NESTED = [  # the loop over the micro-batches in one over the windows
+    ("    for i, batch in enumerate(micro_batches):\n", IN_WINDOWS),
+    ("        begin = i // WINDOW * WINDOW\n", ""),
+    ("        if closing:\n", "      with contextlib.nullcontext():\n"),
+]
 WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
     "the last window": (
         [("closing = i + 1 == begin + size", "closing = (i + 1) % WINDOW == 0")],
         "4 steps, and the twin has 6. Of each epoch's 10 micro-batches the last two are in no step",
     ),
     "clipped inside": ([(CLIP, ""), (BACKWARD, BACKWARD + CLIP)], "the gradients are clipped after each micro-batch"),
-    "not clipped": ([(CLIP, "")], "Nothing is clipped here"),
+    "not clipped": ([(CLIP, "")], "No clip_grad_norm_() stands in this cell"),
     "scheduled inside": (
         [(SCHEDULE, ""), ("        mean += loss", "        scheduler.step()\n        mean += loss")],
         "the learning rate of step 0 is 0.125, the twin's 0.5. The schedule counts effective steps",
@@ -233,6 +294,42 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
         [(SCHEDULE, ""), (STEP, SCHEDULE + STEP)],
         "scheduler.step() stands before optimizer.step(), which then takes the next step's rate",
     ),
+    "rate noted late": (
+        [("            rate = optimizer", "            pass  # "), (SCHEDULE, SCHEDULE + RATE)],
+        "the learning rate of step 0 is the one of the next step. Note it before scheduler.step()",
+    ),
+    "cleared each time, clipped by a function": (
+        [(CLEAR, ""), (LOSS, CLEAR + LOSS), *CLIP_FUNCTION],
+        "off from the first step on, on both ranks alike",
+    ),
+    "cleared each time, gone on before the clip": (
+        [(CLEAR, ""), (LOSS, CLEAR + LOSS), ("        if closing:\n", NEXT)],
+        "off from the first step on, on both ranks alike",
+    ),
+    "cleared each time, the windows in a loop of their own": (
+        [(CLEAR, ""), (LOSS, CLEAR + LOSS), *NESTED],
+        "off from the first step on, on both ranks alike",
+    ),
+    "clipped under a condition that says nothing": (
+        [(CLIP, ""), (BACKWARD, BACKWARD + "            if size:\n    " + CLIP)],
+        "What else is done per micro-batch?",
+    ),
+    "the short window divided, and clipped by a function": (
+        [("loss / size)", "loss / (400 if i > 7 else size))"), *CLIP_FUNCTION],
+        "whose window is short",
+    ),
+    "whole batches on each rank": (
+        [
+            ("[rank::world_size].split(4)", ".split(32)"),
+            ("WINDOW = 4", "WINDOW = 1"),
+            ("model(images", "model.module(images"),
+        ],
+        "no gradient was all-reduced in step 0: has each rank computed the whole batch?",
+    ),
+    "a window at a time": (
+        [(".split(4)", ".split(16)"), ("WINDOW = 4", "WINDOW = 1")],
+        "with 16 images at a time, and there is memory for 4",
+    ),
     "no no_sync": ([(CHOICE, "nullcontext() if True else")], "with 5 all-reduces in a step. Two do"),
     "an error": ([(REDUCE, "            raise ValueError('boom')\n")], "the run failed (rank"),
 }  # fmt: skip
@@ -242,6 +339,24 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
 def test_each_wrong_repair_has_its_own_hint(mistake, target):
     edits, expected = WRONG_REPAIRS[mistake]
     assert expected in hint("06.4", {"target": target, "run": run_cell("accumulated_solution.py", *edits)})
+
+
+MEAN = "            mean = torch.zeros(()).double()\n"
+ADD = "        mean += loss.detach() / size / world_size\n"
+RIGHT_LOSSES = {
+    "float32": [(MEAN, MEAN.replace(".double()", ""))],
+    "a float32 of it": [("loss=mean", "loss=mean.float()")],
+    "of a list": [
+        (MEAN, "            losses = []\n"), (ADD, "        losses.append(loss.item())\n"),
+        (REDUCE, "            mean = torch.tensor(losses).mean() / world_size\n" + REDUCE),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", RIGHT_LOSSES)
+def test_a_loss_that_was_added_up_in_float32_is_right(way, target, capsys):
+    assert lab.check("06.4", {"target": target, "run": run_cell("accumulated_solution.py", *RIGHT_LOSSES[way])}).done
+    assert "with 2 all-reduces in a step" in capsys.readouterr().out
 
 
 def test_the_starter_is_led_from_mistake_to_mistake(target):
