@@ -64,12 +64,11 @@ def apart(panels, share=True):
             _lines(axes, values)
             columns = [dict(zip(*value, strict=True)) for value in values.values()]
             steps = sorted(set(columns[0]).intersection(*columns))
-            rows = [[column[step] for column in columns] for step in steps]
-            low, high = [min(row) for row in rows], [max(row) for row in rows]
-            axes.fill_between(steps, low, high, color=INK, alpha=0.2, linewidth=0)
+            _shade(axes, steps, [[column[step] for step in steps] for column in columns])
             if steps and len(columns) > 1:
-                distance = high[-1] - low[-1]
-                text = f"{distance:.2g} apart" if distance else "no distance"
+                last = [column[steps[-1]] for column in columns]
+                distance = max(last) - min(last)
+                text = f"{distance:.2g} apart at the end" if distance else "no distance at the end"
                 spot = {"textcoords": "offset points", "ha": "right", "va": "top", "fontweight": "bold"}
                 axes.annotate(text, (1, 1), (-12, -2), xycoords="axes fraction", **spot)
             axes.margins(y=0.2)
@@ -78,6 +77,17 @@ def apart(panels, share=True):
         for axes in all_axes:  # only now: where panels share a scale, each has changed it
             label_ends(axes)
     return figure
+
+
+def _shade(axes, steps, lines):
+    """Shade what lies between lines over the same steps, also where they cross between two steps."""
+    import numpy
+
+    if steps:
+        places = numpy.union1d(steps, numpy.linspace(steps[0], steps[-1], 50 * len(steps)))
+        between = [numpy.interp(places, steps, line) for line in lines]
+        low, high = numpy.min(between, 0), numpy.max(between, 0)
+        axes.fill_between(places, low, high, color=INK, alpha=0.2, linewidth=0)
 
 
 def twin(runs, name="weights_to_twin", rounding=1e-12, title="How far from one process with the whole batch"):

@@ -141,8 +141,16 @@ def test_apart_draws_each_rank_and_shades_what_lies_between_them(drifting, toget
         assert corners >= {*enumerate(low), *enumerate(high)}
         distance = high[-1] - low[-1]
         texts = [text.get_text() for text in axes.texts]
-        assert (f"{distance:.2g} apart" if run is drifting else "no distance") in texts
+        assert (f"{distance:.2g} apart at the end" if run is drifting else "no distance at the end") in texts
         assert {"rank 0", "rank 1"} < set(texts)
+
+
+def test_what_is_shaded_between_lines_that_cross_is_what_lies_between_them():
+    crossing = run_with((0, 0, "x", 0.0), (0, 1, "x", 1.0), (1, 0, "x", 1.0), (1, 1, "x", 0.0))
+    (axes,) = figures.apart({"crossing": (crossing, "x")}).axes
+    (shade,) = axes.collections
+    heights = [y for x, y in shade.get_paths()[0].vertices if abs(x - 0.5) < 0.02]
+    assert heights and all(abs(y - 0.5) < 0.02 for y in heights)
 
 
 def test_panels_share_their_scale_only_where_they_show_the_same(drifting):
@@ -166,7 +174,7 @@ def test_an_axis_says_what_it_shows_where_the_name_says_too_little(drifting):
 def test_apart_takes_runs_that_ended_apart_and_runs_of_one_rank():
     uneven = run_with((0, 0, "x", 1.0), (0, 1, "x", 2.0), (1, 0, "x", 4.0))
     (axes,) = figures.apart({"uneven": (uneven, "x")}).axes
-    assert "3 apart" in [text.get_text() for text in axes.texts]  # in step 0, the last that both have
+    assert "3 apart at the end" in [text.get_text() for text in axes.texts]  # in step 0, the last that both have
     (axes,) = figures.apart({"alone": (run_with((0, 0, "x", 1.0)), "x")}).axes
     assert [text.get_text() for text in axes.texts] == ["rank 0"]
 
