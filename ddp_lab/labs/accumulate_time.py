@@ -49,7 +49,7 @@ def main():
     seconds(1, each=True)  # connections, memory, and the order of the buckets
     for window in WINDOWS:
         times = {"each": seconds(window, each=True), "once": seconds(window, each=False)}
-        worker.log(step=window, window=window, bytes=gradient, **times)
+        worker.log(step=window, window=window, bytes=gradient, device=device.type, **times)
     print(f"{window} micro-batches: {1000 * times['each']:.1f} ms, with one all-reduce {1000 * times['once']:.1f} ms")
     dist.destroy_process_group()
 

@@ -4,6 +4,7 @@
 
 Look at the weights after each step. One process has them that takes all sequences of a step as one batch
 (`--nproc-per-node 1`, `--micro-batch 16`): with `--loss tokens` they are the same on any number of ranks.
+(Up to 10: each needs a sequence in each step, and the last step has 10.)
 """
 
 import argparse

@@ -21,22 +21,23 @@ WINDOW, MOST = 4, 1.0
 def main():
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    samples = torch.randn(3, WINDOW, world_size, 8, generator=torch.Generator().manual_seed(0))
+    drawn = torch.Generator().manual_seed(0)  # the same on all ranks: each knows what is right
+    samples = 4 * torch.randn(3, WINDOW, world_size, 8, generator=drawn)  # 4: much to clip
     net = nn.Linear(8, 1, bias=False)
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
-    for step, window in enumerate(4 * samples):
-        for i, x in enumerate(window[:, rank]):
+    for step, window in enumerate(samples):
+        for i, x in enumerate(window[:, rank]):  # of each micro-batch this rank's sample
             closing = i + 1 == WINDOW
             with contextlib.nullcontext() if closing else model.no_sync():
                 loss = model(x[None]).mean()
                 (loss / WINDOW).backward()
-        norm = nn.utils.clip_grad_norm_(net.parameters(), MOST)
-        whole = window.mean((0, 1))  # the gradient of all samples
+        nn.utils.clip_grad_norm_(net.parameters(), MOST)
+        whole = window.mean((0, 1))  # the gradient of all samples: the loss is linear
         right = whole * min(1, MOST / whole.norm())
         gradient = net.weight.grad[0]
-        worker.log(step=step, seen=norm, whole=whole.norm(), off=(gradient - right).norm())
+        worker.log(step=step, off=(gradient - right).norm())
         optimizer.step()
         optimizer.zero_grad()
 

@@ -31,10 +31,10 @@ def main():
             with contextlib.nullcontext() if i + 1 == WINDOW else model.no_sync():
                 loss = (model(torch.randn(8, 4)) - 1).square().mean()
                 (loss / WINDOW).backward()
-            losses.append(loss.item())
+            losses.append(loss.detach())  # .item() would wait for a GPU, each time
         optimizer.step()
         optimizer.zero_grad()
-        worker.log(step=step, loss=loss, losses=losses)
+        worker.log(step=step, loss=loss, losses=torch.stack(losses))
 
     dist.destroy_process_group()
 

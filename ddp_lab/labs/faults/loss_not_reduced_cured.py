@@ -26,17 +26,17 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     for step in range(8):
-        losses = []
+        losses, mean = [], torch.zeros(())
         for i in range(WINDOW):
             with contextlib.nullcontext() if i + 1 == WINDOW else model.no_sync():
                 loss = (model(torch.randn(8, 4)) - 1).square().mean()
                 (loss / WINDOW).backward()
-            losses.append(loss.item())
+            mean += loss.detach() / WINDOW
+            losses.append(loss.detach())  # .item() would wait for a GPU, each time
         optimizer.step()
         optimizer.zero_grad()
-        mean = torch.tensor(losses).mean()
         dist.all_reduce(mean)
-        worker.log(step=step, loss=mean / dist.get_world_size(), losses=losses)
+        worker.log(step=step, loss=mean / dist.get_world_size(), losses=torch.stack(losses))
 
     dist.destroy_process_group()
 

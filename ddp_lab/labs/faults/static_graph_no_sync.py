@@ -20,6 +20,7 @@ WINDOW = 4  # micro-batches in an effective step
 
 def main():
     dist.init_process_group()
+    torch.manual_seed(dist.get_rank())  # each rank has data of its own
     net = nn.Linear(4, 1)
     model = DistributedDataParallel(net, static_graph=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""The first window is all-reduced throughout; from the second on `no_sync()` works.
+"""The first micro-batch of all is all-reduced too; then DDP has its graph, and `no_sync()` works.
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.static_graph_no_sync_cured
 
@@ -20,6 +20,7 @@ WINDOW = 4  # micro-batches in an effective step
 
 def main():
     dist.init_process_group()
+    torch.manual_seed(dist.get_rank())  # each rank has data of its own
     net = nn.Linear(4, 1)
     model = DistributedDataParallel(net, static_graph=True)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -28,7 +29,7 @@ def main():
 
     for step in range(3):
         for i in range(WINDOW):
-            syncs = i + 1 == WINDOW or step == 0
+            syncs = i + 1 == WINDOW or (step, i) == (0, 0)
             with contextlib.nullcontext() if syncs else model.no_sync():
                 loss = model(torch.randn(8, 4)).square().mean()
                 (loss / WINDOW).backward()
