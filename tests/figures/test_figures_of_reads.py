@@ -84,6 +84,12 @@ def test_a_sample_that_a_rank_reads_again_counts_again():
     assert rows(axes) == [("rank 0", [(BLUE, "0,0,1")]), ("times", [(None, "3")])]
 
 
+def test_steps_that_a_box_has_no_room_for_are_counted():
+    often = run_of([read(0, step, 0) for step in range(5)] + [read(0, 10, 1), read(0, 11, 1)])
+    (axes,) = figures.samples({"x": often}).axes
+    assert rows(axes) == [("rank 0", [(BLUE, "5×"), (BLUE, "10,11")])]
+
+
 def test_records_without_a_step_are_numbered_as_in_the_frame():
     (axes,) = figures.samples({"x": run_of([{"share": 1}, {"samples": [0]}], [])}).axes
     assert rows(axes) == [("rank 0", [(BLUE, "1")]), ("rank 1", [(None, "")])]
