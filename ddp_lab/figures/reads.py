@@ -18,7 +18,8 @@ def samples(runs, times=False, of=None):
 
     Drawn from the lists of sample numbers, from 0 on, that the ranks have logged as `samples`, one list a step. A box
     is a sample that this rank has read, the number in it the step (several, where it has read it several times; `5×`
-    where their numbers have no room); an empty box is one that it has not. Where records have an `epoch` too, and a run has several, each epoch has its rows.
+    where these have no room); an empty box is one that it has not. Where records have an `epoch` too, and a run has
+    several, each epoch has its rows.
     times: a last row (of each epoch) says how often each sample was read by all ranks together; what was not read
     once stands out. of: how many samples there are, so that those which nobody has read are drawn as well; else up to
     the last that was read. InputError if there is no panel, or no rank of a run has logged such lists.
@@ -95,7 +96,8 @@ class _Row:
         if self.color:
             steps = self.boxes.get(sample, [])
             text = ",".join(map(str, steps))
-            _box(axes, sample, self.place, text if len(text) <= WIDEST else f"{len(steps)}×", self.color if steps else None)
+            text = text if len(text) <= WIDEST else f"{len(steps)}×"
+            _box(axes, sample, self.place, text, self.color if steps else None)
             return
         times = self.boxes[sample]
         look = {"color": INK} if times == 1 else {"color": BROKEN, "fontweight": "bold", "fontsize": 11}
