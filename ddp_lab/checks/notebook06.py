@@ -10,6 +10,7 @@ from ddp_lab.errors import InputError
 
 SAME = 1e-9  # of what is computed in float64
 NEAR = 1e-5  # of shares, which are float32
+ROUNDED = 1e-4  # float32's rounding is below it, a mistake in the loop above
 SAME_LOSS = 1e-6  # also where it was added up in float32
 
 IMAGES, EPOCHS, RANKS, MICRO_BATCH, WINDOW = 160, 2, 2, 4, 8  # of 06.1
@@ -39,6 +40,8 @@ def _predicted(answer):
         raise NotYet("accumulate_1 has no no_sync(): what does each backward do there?")
     if given == EPOCHS * (SHARE // WINDOW) * WINDOW:
         raise NotYet("accumulate_1 all-reduces the micro-batches, too, that no step of their epoch uses.")
+    if given == RANKS * COUNTS["accumulate_1"]:
+        raise NotYet("accumulate_1: an all-reduce of two ranks is one call on each. Count those of one rank.")
     if given == 4 * COUNTS["accumulate_1"]:
         raise NotYet("accumulate_1: not one for each parameter. They go together, in a bucket.")
     if given != COUNTS["accumulate_1"]:
@@ -134,7 +137,7 @@ def _context(run):
     counts, after = _all_reduces(run, steps)
     if not sum(counts) + after:
         raise NotYet(
-            "there was no all-reduce at all: each rank steps by itself. The closing micro-batch stands outside."
+            "there was no all-reduce at all, and each step is to have one. The closing micro-batch stands outside."
         )
     if (step := _apart(found)) is not None:
         raise NotYet(
@@ -180,9 +183,10 @@ def _one_window(step, window, shares):
             "window were divided by the same number. Its size is known from its first micro-batch on."
         )
     if abs(sum(shares) - 1) > NEAR * 10:
+        its = f"{window} micro-batch{'es' if window > 1 else ''}"
         raise NotYet(
-            f"the shares of step {step} add up to {sum(shares):.3g}, not to 1: its window has {window} micro-batches, "
-            f"and the losses were divided by {window / sum(shares):.3g}. The size is the first thing that is given."
+            f"the shares of step {step} add up to {sum(shares):.3g}, not to 1: its window has {its}, and the losses "
+            f"were divided by {window / sum(shares):.3g}. The size is the first thing that is given."
         )
 
 
@@ -217,37 +221,74 @@ def _stream(run):
             f"every token weighs the same. But there were {max(counts)} all-reduces in a step, and two do: "
             "of the gradients, and of one number. What is added up over the micro-batches can be sent once."
         )
-    others = _others(run, 1)
-    if sum(counts) + after < 4 and not others:
+    others = _others(run, 1, besides=("all_reduce", "broadcast", "barrier"))
+    if min(_numbers_sent(run, steps)) <= 20 and not others:  # the gradients alone
         raise NotYet("every token weighs the same, but no rank has asked the other how many tokens it has.")
-    if (tree := script_of(run)) and _knows_lengths(tree):
-        raise NotYet(
-            "every token weighs the same, but the number comes from `lengths`, of which the stream is made: a rank "
-            "that reads a stream has no such list. Count the tokens as they come."
-        )
+    if tree := script_of(run):
+        if not _knows_its_rank(tree):
+            raise NotYet(
+                "every token weighs the same, but nothing depends on the rank: each reads all sequences. "
+                "Leave stream() as it was."
+            )
+        if _knows_lengths(tree):
+            raise NotYet(
+                "every token weighs the same, but the number comes from the lists of which the stream is made: a rank "
+                "that reads a stream has none. Count the tokens as they come."
+            )
     asked = "".join(f", {count} {op}" for op, count in others.items())
     return f"every token weighs 1/20 in step 0 and 1/12 in step 1, with {_each(counts)}{asked} in a step."
 
 
-def _others(run, step):
-    """{op: how many} of what brings other ranks' numbers besides all-reduces, on the rank that has issued most of it.
-
-    For steps in which DDP issues nothing of the kind by itself, as it does at its start.
-    """
+def _others(run, step, besides):
+    """{op: how many} of this step's other collectives than `besides`, on the rank that has issued most of them."""
     table = run.collectives
-    rows = table[(table["step"] == step) & ~table["op"].isin(["all_reduce", "broadcast", "barrier"])]
+    rows = table[(table["step"] == step) & ~table["op"].isin(besides)]
     return rows.groupby("op")["rank"].agg(lambda ranks: int(ranks.value_counts().max())).to_dict()
 
 
 def _knows_lengths(tree):
-    """Whether `lengths` is read besides where the starter reads it: in stream(), in its call, and in the log."""
+    """Whether the lengths are read besides where the starter reads them: for its loop, in stream(), and for the log."""
     allowed = set()
     for node in ast.walk(tree):
         called = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None))
-        if called in ("stream", "log") or (isinstance(node, ast.FunctionDef) and node.name == "stream"):
+        if called in ("stream", "log", "enumerate") or (isinstance(node, ast.FunctionDef) and node.name == "stream"):
             allowed |= set(ast.walk(node))
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
-    return any(node.id == "lengths" and node not in allowed for node in names)
+        if isinstance(node, ast.Slice):  # `[0, : sum(lengths)]`, the shares that are logged
+            allowed |= set(ast.walk(node))
+    return any(node.id in ("lengths", "STEPS") and node not in allowed for node in _loaded(tree))
+
+
+def _loaded(tree):
+    """The names that are read in a script."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+
+
+def _knows_its_rank(tree):
+    """Whether anything but the seed depends on the rank, as far as the script shows it; so it does where in doubt."""
+    seeds = [call for name, call, _ in calls_in(tree) if name == "manual_seed"]
+    skipped = {id(node) for call in seeds for node in ast.walk(call)}
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                parts = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    parts = zip(target.elts, node.value.elts, strict=False)
+                for one, value in parts:
+                    if isinstance(one, ast.Name) and _is_rank(value):
+                        names.add(one.id)
+                        skipped |= {id(inner) for inner in ast.walk(value)}
+    return any(
+        _is_rank(node) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names)
+        for node in ast.walk(tree)
+        if id(node) not in skipped
+    )
+
+
+def _is_rank(node):
+    """Whether this asks for the rank: get_rank(), the environment, or a sampler that does."""
+    words = ("get_rank", "RANK", "Sampler", "scatter")
+    return any(word in ast.unparse(node) for word in words) and isinstance(node, (ast.Call, ast.Subscript))
 
 
 def _one_mean(step, lengths, shares):
@@ -270,7 +311,8 @@ def _one_mean(step, lengths, shares):
         if abs(ratio - 2) <= 1e-3:
             raise NotYet(f"in step {step} every token weighs twice 1/{count}. Divide by the tokens of both ranks.")
         raise NotYet(
-            f"in step {step} every token weighs the same, and {ratio:.3g} times 1/{count}. What divides the sum?"
+            f"in step {step} every token weighs the same, and {ratio:.3g} times 1/{count}. What has divided the sum "
+            "when it is logged?"
         )
     of_rank = [sum(lengths[rank::2]) for rank in (0, 1)]
     parts = [weight * of_rank[number % 2] for number, weight in enumerate(weights)]
@@ -300,16 +342,32 @@ def _four_mistakes(answer):
         raise NotYet("`target` is to be the run of one_batch.py, as it stands. Run its cell.")
     ended_well(run, _four_mistakes.__doc__)
     of_ranks(run, 2)
-    steps = _logged(run, "weights")
+    numbers = [sum("weights" in record for record in rank.records) for rank in run.ranks]
+    if len(set(numbers)) > 1:
+        raise NotYet(f"the ranks have logged {' and '.join(map(str, numbers))} steps. Each logs all of its own.")
+    steps = numbers[0]
     if steps != 6:
+        if not steps:
+            raise NotYet("no step was logged. Has a micro-batch closed a window? Leave worker.log(...).")
         if steps == 4:
             raise NotYet("4 steps, and the twin has 6. Of each epoch's 10 micro-batches the last two are in no step.")
         raise NotYet(f"{steps} steps, and the twin has 6: windows of 4, 4 and 2 micro-batches in each epoch.")
     weights, rates, losses = (series(run, name, 6) for name in ("weights", "rate", "loss"))
     aims = {name: series(target, name, 6)[0] for name in ("weights", "rate", "loss")}
+    counts, after = _all_reduces(run, 6)
+    sent = _numbers_sent(run, 6)
     if (step := first(gap > SAME for gap in spread(weights))) is not None:
-        raise NotYet(f"the ranks' weights differ after step {step}. What is in no_sync(), and what comes after it?")
+        if sent[step] < PARAMETERS:
+            raise NotYet(
+                f"the ranks' weights differ after step {step}, in which no gradients were all-reduced. Does the "
+                "closing micro-batch stand outside of no_sync(), in a model that is wrapped?"
+            )
+        raise NotYet(
+            f"the ranks' weights differ after step {step}. Is it the closing micro-batch that is all-reduced, and is "
+            "what comes after it the same on both ranks?"
+        )
     if (step := _off(rates[0], aims["rate"])) is not None:
+        _nearly(f"the learning rate of step {step}", rates[0][step] - aims["rate"][step])
         if _off(rates[0][:-1], aims["rate"][1:]) is None:
             raise NotYet(
                 f"the learning rate of step {step} is the one of the next step. Note it before scheduler.step(), and "
@@ -317,36 +375,51 @@ def _four_mistakes(answer):
             )
         raise NotYet(
             f"the learning rate of step {step} is {rates[0][step]:.3g}, the twin's {aims['rate'][step]:.3g}. "
-            "The schedule counts effective steps."
+            "The schedule counts effective steps, up to T_max=6."
         )
     if (step := _off(weights[0], aims["weights"])) is not None:
+        _nearly(
+            f"the weights after step {step}",
+            weights[0][step] - aims["weights"][step],
+            ", and clip by clip_grad_norm_()",
+        )
         _weights_off(step, run)
     if (step := first(gap > SAME_LOSS for gap in spread(losses))) is not None:
-        raise NotYet(f"all weights are right. The loss of step {step} is each rank's own: which is that of the step?")
+        raise NotYet(
+            f"all weights are right. The ranks log different losses of step {step}: which is that of the step?"
+        )
     if (step := _off(losses[0], aims["loss"], SAME_LOSS)) is not None:
         ratio = losses[0][step] / aims["loss"][step]
         quarters = round(4 * ratio)
         what = f" It is {ratio:.3g} times that." if quarters != 4 and abs(4 * ratio - quarters) < 1e-5 else ""
+        gap = abs(losses[0][step] - aims["loss"][step])
         raise NotYet(
-            f"all weights are right, and the ranks log one loss. In step {step} it is not that of the whole window, on "
-            f"both ranks.{what}"
+            f"all weights are right, and the ranks log one loss. In step {step} it is off by {gap:.1g} from that of "
+            f"the whole window, on both ranks ({SAME_LOSS:.0e} is asked).{what}"
         )
-    counts, after = _all_reduces(run, 6)
-    if (step := first(numbers < PARAMETERS for numbers in _numbers_sent(run, 6))) is not None:
+    others = _others(run, 3, besides=("all_reduce", "barrier"))
+    counted = _each(counts) + "".join(f", {count} {op}" for op, count in others.items())
+    if (step := first(numbers < PARAMETERS for numbers in sent)) is not None:
         raise NotYet(
-            f"all numbers are right, but no gradient was all-reduced in step {step}: has each rank computed the whole "
-            "batch? Each has its own share, and DDP brings them together."
+            f"all numbers are right, but no gradients were all-reduced in step {step} (counted: {counted} in a step). "
+            "Each rank is to compute its own share, and DDP brings the gradients together."
         )
-    if (tree := script_of(run)) and (sizes := _cut_into(tree)):
-        raise NotYet(
-            f"all numbers are right, with {sizes[0]} images at a time, and there is memory for 4. Leave .split(4)."
-        )
+    if tree := script_of(run):
+        if sizes := _cut_into(tree):
+            raise NotYet(
+                f"all numbers are right, with {sizes[0]} images at a time, and there is memory for 4. Leave .split(4)."
+            )
+        if not _knows_its_rank(tree):
+            raise NotYet(
+                "all numbers are right, but nothing depends on the rank: each computes all images, with "
+                f"{counted} in a step. Leave [rank::world_size]."
+            )
     if sum(counts) + after > 12:
         raise NotYet(
             f"all numbers are right, with {max(counts)} all-reduces in a step. Two do: of the gradients, in the "
             "closing micro-batch, and of the loss."
         )
-    return f"in each of 6 steps weights, rate and loss are those of one process, with {_each(counts)} in a step."
+    return f"in each of 6 steps weights, rate and loss are those of one process, with {counted} in a step."
 
 
 PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10  # of 06.4
@@ -374,6 +447,15 @@ def _off(values, wanted, same=SAME):
     return first(not abs(one - other) <= same for one, other in zip(values, wanted, strict=True))
 
 
+def _nearly(what, off, or_else=""):
+    """A hint for what is off by so little that it is no mistake of the loop."""
+    if abs(off) < ROUNDED:
+        raise NotYet(
+            f"{what}: off by {abs(off):.0e}, and {SAME:.0e} is asked. So near, it is rounding: leave the model, the "
+            f"images and what is logged in float64{or_else}."
+        )
+
+
 def _weights_off(step, run):
     """The hint where the ranks agree, and not with the twin, after this step."""
     if step in (2, 5):
@@ -385,8 +467,14 @@ def _weights_off(step, run):
         _clips(tree)
         _in_order(tree)
     if step:
-        raise NotYet(f"the weights are the twin's up to step {step - 1}, and not after step {step}. What is left over?")
-    raise NotYet("the weights are off from the first step on, on both ranks alike. What else is done per micro-batch?")
+        raise NotYet(
+            f"the weights are the twin's up to step {step - 1}, and not after step {step}. What is left over from "
+            "the step before, and is this one clipped as the twin's is?"
+        )
+    raise NotYet(
+        "the weights are off from the first step on, on both ranks alike. What is divided, clipped and cleared, and "
+        "when? Are the same images in the step?"
+    )
 
 
 def _clips(tree):
@@ -396,6 +484,9 @@ def _clips(tree):
         raise NotYet(
             "the weights are off from the twin's, which clips its gradients. No clip_grad_norm_() stands in this cell."
         )
+    steps = [call for name, call, _ in calls_in(tree) if name == "step" and "sched" not in ast.unparse(call.func)]
+    if steps and all(_follows(tree, call, steps[0]) for call in calls):
+        raise NotYet("the gradients are clipped after optimizer.step(), which has used them by then.")
     backwards = [call for name, call, _ in calls_in(tree) if name == "backward"]
     loops = {id(_loop_of(tree, call)) for call in backwards}
     if any(id(_loop_of(tree, call)) in loops and _each_time(tree, call) for call in calls):
@@ -403,6 +494,12 @@ def _clips(tree):
             "the gradients are clipped after each micro-batch, where a rank has only its own, and a part of the "
             "window's. When are those of the whole step there?"
         )
+
+
+def _follows(tree, call, before):
+    """Whether a call comes after another in the same loop and under the same conditions."""
+    same = all(_around(tree, kind, call) == _around(tree, kind, before) for kind in ((ast.For, ast.While), ast.If))
+    return same and call.lineno > before.lineno
 
 
 def _around(tree, kind, node):

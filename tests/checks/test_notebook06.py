@@ -25,6 +25,10 @@ WRONG_COUNTS = {  # mistake: (what is changed, the hint)
     "images": ({"micro-batches": 160}, "160 is not it. A rank has 80 images an epoch, and takes 4 at a time"),
     "no_sync at once": ({"accumulate_1": 4}, "accumulate_1 has no no_sync()"),
     "those that are used": ({"accumulate_1": 32}, "that no step of their epoch uses"),
+    "calls of both, for each micro-batch": (
+        {"accumulate_1": 80},
+        "accumulate_1: an all-reduce of two ranks is one call on each",
+    ),
     "each parameter": ({"accumulate_1": 160}, "not one for each parameter"),
     "anything": ({"accumulate_1": 17}, "accumulate_1: 17 is not it"),
     "no_sync does nothing": ({"accumulate_2": 40}, "accumulate_2 has no_sync(): one all-reduce for each window"),
@@ -63,7 +67,7 @@ WRONG_CONTEXTS = {  # mistake: (edits of the solution, the hint)
     "nothing in no_sync": ([(CONTEXT, "    if True:\n")], "in step 0 each rank has issued 4 all-reduces, where one"),
     "everything in no_sync": (
         [(CONTEXT, "    with model.no_sync():\n")],
-        "there was no all-reduce at all: each rank steps by",
+        "there was no all-reduce at all, and each step is to have one",
     ),
     "turned round": (
         [(CONTEXT, "    with model.no_sync() if closing else contextlib.nullcontext():\n")],
@@ -80,6 +84,10 @@ WRONG_CONTEXTS = {  # mistake: (edits of the solution, the hint)
     "divided by the window": (
         [("yield size", "yield window")],
         "the shares of step 2 add up to 0.5, not to 1: its window has 2 micro-batches, and the losses",
+    ),
+    "divided by a constant": (
+        [("yield size", "yield window if i < 8 else 2")],
+        "its window has 1 micro-batch, and the losses were divided by 2",
     ),
     "divided by nothing": ([("yield size", "yield 1")], "the shares of step 0 add up to 4, not to 1"),
     "another window": ([("WINDOW = 4", "WINDOW = 5")], "4 steps, and there are 6 windows"),
@@ -164,7 +172,7 @@ WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
         ],
         "each rank has divided by its own tokens, and DDP takes the mean of that",
     ),
-    "not divided": ([(AFTER, "    dist.all_reduce(tokens)\n")], "the same, and 10 times 1/20. What divides"),
+    "not divided": ([(AFTER, "    dist.all_reduce(tokens)\n")], "the same, and 10 times 1/20. What has divided"),
     "twice": ([("world_size / tokens", "2 * world_size / tokens")], "every token weighs twice 1/20"),
     "all in no_sync": ([("if last else", "if False else")], "Is the last micro-batch all-reduced"),
     "tokens sent each time": (
@@ -180,8 +188,13 @@ WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
     ),
     "known, and asked for show": (
         [("  # of the whole step\n", "\n    tokens = sum(lengths)\n")],
-        "the number comes from `lengths`, of which the stream is made",
+        "the number comes from the lists of which the stream is made",
     ),
+    "known from STEPS, and asked for show": (
+        [("  # of the whole step\n", "\n    tokens = sum(STEPS[step])\n")],
+        "the number comes from the lists of which the stream is made",
+    ),
+    "all sequences on each rank": ([("[rank::world_size]", "")], "nothing depends on the rank: each reads all"),
     "one step": ([("enumerate(STEPS)", "enumerate(STEPS[:1])")], "1 steps, and there are two"),
     "shares cut": ([("[0, : sum(lengths)]", "[0, :4]")], "step 0 has logged 4 shares, and it has 20 tokens"),
     "an error": ([(SUM, "            raise ValueError('boom')\n")], "the run failed (rank"),
@@ -207,6 +220,25 @@ def test_a_stream_that_is_read_to_its_end_first_is_right_too():
         ("        tokens += len(sequence)\n" + AFTER, ""),
     ]
     assert lab.check("06.3", run_cell("stream_solution.py", *edits)).done
+
+
+RIGHT_STREAMS = {
+    "the shares named before they are logged": [
+        ("    worker.log(step=step, shares=net.weight.grad[0, : sum(lengths)])\n",
+         "    shares = net.weight.grad[0, : sum(lengths)]\n    worker.log(step=step, shares=shares)\n"),
+    ],
+    "the number sent with the gradients": [
+        ("if last else", "if False else"),
+        (AFTER,
+         "    sums = torch.cat([net.weight.grad[0], tokens[None]])\n    dist.all_reduce(sums)\n"
+         "    net.weight.grad[0] = sums[:-1] / sums[-1]\n"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", RIGHT_STREAMS)
+def test_a_stream_that_counts_in_another_way_is_right_too(way):
+    assert lab.check("06.3", run_cell("stream_solution.py", *RIGHT_STREAMS[way])).done
 
 
 RIGHT_WAYS_TO_ASK = {
@@ -248,6 +280,11 @@ STEP = "            optimizer.step()\n"
 CLEAR = "            optimizer.zero_grad()\n"
 LOSS = "            loss = cross_entropy"
 RATE = '            rate = optimizer.param_groups[0]["lr"]\n'
+LOG = "            worker.log(step=step, loss=mean, rate=rate, weights=weights)\n"
+GATHER = """            batches = [torch.zeros_like(batch) for _ in range(world_size)]
+            dist.all_gather(batches, batch)
+            batches = torch.cat(batches)
+"""
 CLIP_FUNCTION = [
     (CLIP, "            clip()\n"),
     ("WINDOW = 4\n", "WINDOW = 4\ndef clip():\n    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n"),
@@ -274,17 +311,55 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
         "the learning rate of step 0 is 0.125, the twin's 0.5. The schedule counts effective steps",
     ),
     "not scheduled": ([(SCHEDULE, "")], "the learning rate of step 1 is 0.5, the twin's 0.467"),
-    "the last loss": ([("loss=mean", "loss=loss")], "all weights are right. The loss of step 0 is each rank's own"),
-    "the rank's loss": ([(REDUCE, "")], "all weights are right. The loss of step 0 is each rank's own"),
+    "the last loss": ([("loss=mean", "loss=loss")], "all weights are right. The ranks log different losses of step 0"),
+    "the rank's loss": ([(REDUCE, "")], "all weights are right. The ranks log different losses of step 0"),
     "the sum of the losses": (
         [("loss.detach() / size / world_size", "loss.detach() / size")],
-        "In step 0 it is not that of the whole window, on both ranks. It is 2 times that",
+        "of the whole window, on both ranks (1e-06 is asked). It is 2 times that",
     ),
     "loss of the last, of all": (
         [("        mean += loss.detach() / size / world_size\n", "        mean = loss.detach() / world_size\n")],
-        "In step 0 it is not that of the whole window, on both ranks.",
+        "In step 0 it is off by 0.2 from that of the whole window, on both ranks",
     ),
-    "all in no_sync": ([(CHOICE, "nullcontext() if False else")], "the ranks' weights differ after"),
+    "the loss rounded": ([("loss=mean", "loss=round(mean.item(), 3)")], "(1e-06 is asked)."),
+    "all in no_sync": (
+        [(CHOICE, "nullcontext() if False else")],
+        "weights differ after step 0, in which no gradients were all-reduced",
+    ),
+    "the first all-reduced": (
+        [(CHOICE, "nullcontext() if i == begin else")],
+        "weights differ after step 0. Is it the closing micro-batch that is all-reduced",
+    ),
+    "nothing closed": (
+        [("closing = i + 1 == begin + size", "closing = False")],
+        "no step was logged. Has a micro-batch closed a window?",
+    ),
+    "logged by one rank": ([(LOG, f"            if rank == 0:\n    {LOG}")], "the ranks have logged 6 and 0 steps"),
+    "in float32": (
+        [(".double())\noptimizer", ")\noptimizer"), ("images = images.double()\n", "")],
+        "So near, it is rounding: leave the model, the images and what is logged in float64, and clip by",
+    ),
+    "weights in float32": ([("p.detach().abs()", "p.detach().float().abs()")], "and 1e-09 is asked"),
+    "rate in float32": ([("rate=rate", "rate=torch.tensor(rate)")], "the learning rate of step 1: off by 1e-08"),
+    "clipped after the step": ([(CLIP, ""), (STEP, STEP + CLIP)], "clipped after optimizer.step(), which has used"),
+    "clipped to another length": (
+        [("parameters(), 0.5)", "parameters(), 1.0)")],
+        "up to step 0, and not after step 1. What is left over from the step before, and is this one clipped",
+    ),
+    "all images on each rank": (
+        [("[rank::world_size]", ""), ("WINDOW = 4", "WINDOW = 8")],
+        "nothing depends on the rank: each computes all images, with 2 all-reduces in a step",
+    ),
+    "one rank's weights sent to all": (
+        [("[rank::world_size]", ""), ("WINDOW = 4", "WINDOW = 8"), (CHOICE, "nullcontext() if False else"),
+         (STEP, STEP + "            for p in model.parameters():\n                dist.broadcast(p.data, 0)\n")],
+        "no gradients were all-reduced in step 0 (counted: 1 all-reduce, 4 broadcast in a step)",
+    ),
+    "the images sent to all": (
+        [(CHOICE, "nullcontext() if False else"), (LOSS, GATHER + LOSS),
+         ("model(images[batch]), labels[batch])", "model(images[batches]), labels[batches])")],
+        "no gradients were all-reduced in step 0 (counted: 1 all-reduce, 4 all_gather in a step)",
+    ),
     "the short window divided": ([("loss / size)", "loss / (400 if i > 7 else size))")], "whose window is short"),
     "cleared each time": (
         [(CLEAR, ""), (LOSS, CLEAR + LOSS)],
@@ -312,7 +387,7 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
     ),
     "clipped under a condition that says nothing": (
         [(CLIP, ""), (BACKWARD, BACKWARD + "            if size:\n    " + CLIP)],
-        "What else is done per micro-batch?",
+        "off from the first step on, on both ranks alike. What is divided, clipped and cleared",
     ),
     "the short window divided, and clipped by a function": (
         [("loss / size)", "loss / (400 if i > 7 else size))"), *CLIP_FUNCTION],
@@ -324,7 +399,7 @@ WRONG_REPAIRS = {  # mistake: (edits of the solution, the hint)
             ("WINDOW = 4", "WINDOW = 1"),
             ("model(images", "model.module(images"),
         ],
-        "no gradient was all-reduced in step 0: has each rank computed the whole batch?",
+        "no gradients were all-reduced in step 0 (counted: 1 all-reduce in a step)",
     ),
     "a window at a time": (
         [(".split(4)", ".split(16)"), ("WINDOW = 4", "WINDOW = 1")],
@@ -353,6 +428,13 @@ RIGHT_LOSSES = {
 }  # fmt: skip
 
 
+def test_what_else_was_sent_is_said(target, capsys):
+    gather = "            own = [torch.zeros_like(mean) for _ in range(2)]\n            dist.all_gather(own, mean)\n"
+    run = run_cell("accumulated_solution.py", (REDUCE, gather + "            mean = sum(own)\n"))
+    assert lab.check("06.4", {"target": target, "run": run}).done
+    assert "with 1 all-reduce, 1 all_gather in a step" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("way", RIGHT_LOSSES)
 def test_a_loss_that_was_added_up_in_float32_is_right(way, target, capsys):
     assert lab.check("06.4", {"target": target, "run": run_cell("accumulated_solution.py", *RIGHT_LOSSES[way])}).done
@@ -369,7 +451,7 @@ def test_the_starter_is_led_from_mistake_to_mistake(target):
     ]
     schedule = [("        scheduler.step()\n", ""), (CLEAR, CLEAR + SCHEDULE)]
     clip = [(CLIP + "        rate", "        rate"), (STEP, CLIP + STEP)]
-    expected = ["4 steps", "learning rate of step 0", "clipped after each", "each rank's own"]
+    expected = ["4 steps", "learning rate of step 0", "clipped after each", "different losses"]
     edits = [[], closing, closing + schedule, closing + schedule + clip]
     for own, text in zip(edits, expected, strict=True):
         assert text in hint("06.4", {"target": target, "run": run_cell("accumulated.py", *own)})
