@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ddp_lab import worker
 
-SAMPLES, BATCH = 96, 4
+SAMPLES, BATCH, EPOCH = 96, 4, 0
 
 
 def random_order(lengths, rank, world_size, chance):
@@ -27,7 +27,7 @@ def own_buckets(lengths, rank, world_size, chance):
     """Each rank sorts its own share, cuts it into batches, and shuffles these for itself."""
     mine = torch.randperm(SAMPLES, generator=chance)[rank::world_size]
     batches = mine[lengths[mine].argsort()].split(BATCH)
-    own = torch.Generator().manual_seed(rank)
+    own = torch.Generator().manual_seed(1000 * EPOCH + rank)
     return [batches[place] for place in torch.randperm(len(batches), generator=own)]
 
 
@@ -48,8 +48,9 @@ def main():
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    chance = torch.Generator().manual_seed(0)  # the same on all ranks
-    lengths = torch.randint(1, 101, (SAMPLES,), generator=chance)  # tokens in each sequence
+    data = torch.Generator().manual_seed(7)
+    lengths = torch.randint(1, 101, (SAMPLES,), generator=data)  # tokens in each sequence
+    chance = torch.Generator().manual_seed(EPOCH)  # the same on all ranks, another in each epoch
     for step, batch in enumerate(order(lengths, rank, world_size, chance)):
         longest = lengths[batch].max()
         step_length = longest.clone()

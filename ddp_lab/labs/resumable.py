@@ -24,7 +24,8 @@ class Rest(Sampler):
 
     def __init__(self, samples, epoch, read):
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch)).tolist()
-        self.mine = order[read + dist.get_rank() :: dist.get_world_size()]  # shared out anew
+        # shared out anew; where the rest does not divide, some ranks have one more: pad it, or `Join`
+        self.mine = order[read + dist.get_rank() :: dist.get_world_size()]
 
     def __iter__(self):
         return iter(self.mine)
@@ -54,7 +55,7 @@ def main():
     read = args.read
     for step, batch in enumerate(islice(batches, args.steps)):
         read += len(batch) * dist.get_world_size()
-        worker.log(epoch=EPOCH, step=args.before + step, samples=batch)
+        worker.log(epoch=EPOCH, step=step, samples=batch)  # the steps of this process
     worker.log(read=read)  # into the checkpoint, with the epoch: all that is needed to go on
     print(f"{read} of {SAMPLES} samples are read")
     dist.barrier()  # leave together

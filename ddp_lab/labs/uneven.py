@@ -9,7 +9,7 @@ has a file of its own, of 4, 8, 12 ... samples.
 import argparse
 import gc
 from contextlib import nullcontext
-from itertools import cycle, islice
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,17 @@ def while_all_have_one(batches):
     batches = iter(batches)
     while True:
         batch = next(batches, None)
-        all_have = torch.tensor(int(batch is not None))
+        all_have = torch.tensor(int(batch is not None))  # if the group serves GPUs alone: there
         dist.all_reduce(all_have, dist.ReduceOp.MIN)
         if not all_have:
             return
         yield batch
+
+
+def again(batches):
+    """The batches, and from the front again, in an order drawn anew if they are shuffled."""
+    while True:  # itertools.cycle would repeat the batches that it keeps
+        yield from batches
 
 
 def main():
@@ -43,23 +49,21 @@ def main():
     model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
     weight = next(model.parameters())
 
-    ends = [2 * r * (r + 1) for r in range(world_size + 1)]  # a rank's samples: up to its end
-    batches = DataLoader(range(ends[rank], ends[rank + 1]), batch_size=2)
+    files = [4 * (r + 1) for r in range(world_size)]  # samples in the file of each rank
+    begin = sum(files[:rank])
+    batches = DataLoader(range(begin, begin + files[rank]), batch_size=2)
     together = nullcontext()
-    if way == "join":
-        together = Join([model])
-    if way == "join_own_mean":
-        # the mean over the ranks that still have data
-        together = Join([model], divide_by_initial_world_size=False)
-    if way in ("fewest", "most"):
+    if way in ("join", "join_own_mean"):  # divided by all ranks, or by those that still have data
+        together = Join([model], divide_by_initial_world_size=way == "join")
+    if way in ("fewest", "most"):  # agreed on, once, before the loop
         steps = torch.tensor(len(batches))
         dist.all_reduce(steps, dist.ReduceOp.MIN if way == "fewest" else dist.ReduceOp.MAX)
-        batches = islice(cycle(batches), steps.item())
+        batches = islice(again(batches), steps.item())
     if way == "ask":
         batches = while_all_have_one(batches)
     if way == "deal":  # every rank can read every file
-        sampler = DistributedSampler(range(ends[-1]), shuffle=False, drop_last=True)
-        batches = DataLoader(range(ends[-1]), batch_size=2, sampler=sampler)
+        sampler = DistributedSampler(range(sum(files)), shuffle=False, drop_last=True)
+        batches = DataLoader(range(sum(files)), batch_size=2, sampler=sampler)
 
     with together:
         for step, batch in enumerate(batches):

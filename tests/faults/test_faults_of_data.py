@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from faulty import cured, faulty, line_of, of_ranks, stood
+from faulty import cured, equal, faulty, line_of, of_ranks, stood
 
 import ddp_lab as lab
 
@@ -64,22 +64,21 @@ def test_same_augmentation():
     shifts, masks = drawn(run)
     assert len(shifts) == 12 and set(Counter(shifts).values()) == {2}  # each number for two samples
     assert len(masks) == 6 and set(Counter(masks).values()) == {2}
-    assert reads(run) == ONCE
+    assert reads(run) == ONCE and len(of_ranks(run, "weight")) == 1
 
 
 def test_same_augmentation_cured():
     run = cured("same_augmentation")
     shifts, masks = drawn(run)
     assert len(set(shifts)) == 12 and len(set(masks)) == 6
-    assert reads(run) == ONCE
+    assert reads(run) == ONCE and equal(*of_ranks(run, "weight"))  # seeded after the model was made
 
 
 def test_hash_order():
     run = faulty("hash_order", warm=False, env={"PYTHONHASHSEED": "random"})  # interpreters as a terminal starts them
     ((first, second),) = of_ranks(run, "numbers")
     assert run.ok and sorted(first) == sorted(second) and first != second
-    ((trained, again),) = of_ranks(run, "trained")
-    assert trained == again in (1, 2)  # rows that one word has trained: one only if chance has given it one number
+    assert of_ranks(run, "trained") == [(2, 2)]  # rows that one word has trained, of all words the most
 
 
 def test_hash_order_cured():
@@ -89,6 +88,13 @@ def test_hash_order_cured():
     assert of_ranks(run, "trained") == [(1, 1)]
 
 
+def share_of_each(run):
+    """How many samples each rank reads in an epoch: one number where the remainder is spread over the ranks."""
+    epochs = {record.get("epoch") for record in run.ranks[0].records if "samples" in record}
+    own = [[r["samples"] for r in rank.records if "samples" in r] for rank in run.ranks]
+    return {sum(map(len, samples)) / len(epochs) for samples in own}
+
+
 def test_iterable_not_split():
     run = faulty("iterable_not_split")
     assert reads(run) == dict.fromkeys(range(12), 4)  # by two workers of two ranks
@@ -96,9 +102,9 @@ def test_iterable_not_split():
 
 
 def test_iterable_not_split_cured():
-    for nproc in (2, 3):
+    for nproc in (2, 4):
         run = cured("iterable_not_split", nproc=nproc)
-        assert reads(run) == ONCE
+        assert reads(run) == ONCE and share_of_each(run) == {12 // nproc}
         assert run.ranks[-1].records[-1]["total"] == run.ranks[-1].records[-1]["distinct"] == 12
 
 
@@ -115,6 +121,11 @@ def test_epoch_not_in_workers_cured():
         first, second, third = orders(run, rank)
         assert first != second != third != first
     assert all(reads(run, epoch=epoch) == ONCE for epoch in range(3))
+
+
+@pytest.mark.parametrize("which", ["epoch_not_in_workers", "epoch_not_in_workers_cured"])
+def test_twelve_samples_for_eight_workers_are_three_for_each_of_four_ranks(which):
+    assert share_of_each(faulty(which, nproc=4)) == {3}
 
 
 def test_weighted_sampler_duplicates():

@@ -1,10 +1,16 @@
 """The labs about data: what they say that is read, counted and drawn is so."""
 
+import re
 from collections import Counter
+from itertools import islice
+from pathlib import Path
 
+import nbformat
 import pytest
 
 import ddp_lab as lab
+from ddp_lab import catalog
+from ddp_lab.labs.uneven import again
 
 
 def samples(*runs):
@@ -49,6 +55,17 @@ def beyond(run):
     return calls - own
 
 
+def test_batches_that_come_again_are_drawn_again():
+    class Loader:
+        epoch = -1
+
+        def __iter__(self):
+            self.epoch += 1
+            return iter([(self.epoch, 0), (self.epoch, 1)])
+
+    assert list(islice(again(Loader()), 5)) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+
+
 def test_ways_cost_collectives(ways):
     more = {way: beyond(run) for way, run in ways.items()}
     assert more == {"join": 11, "join_own_mean": 11, "fewest": 1, "most": 1, "ask": 3, "deal": 0}
@@ -82,8 +99,6 @@ def test_the_seeding_recipe_gives_every_sample_numbers_of_its_own_and_the_same_i
 
 def test_without_the_recipe_ranks_would_share_numbers(tmp_path):
     """The test's own control: one seed for all ranks, and the equality that the recipe avoids is seen."""
-    from ddp_lab import catalog
-
     script = tmp_path / "one_seed.py"
     script.write_text(catalog.source("seeding").text.replace("1000 * seed + dist.get_rank()", "seed"))
     assert len(set(numbers(lab.torchrun(script, show="none"), "torch"))) == 12
@@ -118,3 +133,60 @@ def test_skipping_batches_goes_on_rightly_at_the_old_number_of_ranks_alone():
     skip = ["--skip", "batches", "--before", "3"]
     assert samples(first, lab.torchrun("resumable", *skip, show="none")) == dict.fromkeys(range(12), 1)
     assert len(samples(first, lab.torchrun("resumable", *skip, nproc=3, show="none"))) == 9
+
+
+def test_a_barrier_moves_no_state_and_a_sent_seed_makes_the_ranks_equal():
+    run = lab.torchrun("barrier_and_seed", nproc=3, show="none")
+    assert numbers(run, "moved") == [False] * 3
+    assert len(set(numbers(run, "after_a_barrier"))) == 3 and len(set(numbers(run, "after_a_sent_seed"))) == 1
+
+
+def test_numbering_the_workers_first_spreads_the_remainder_over_the_ranks():
+    run = lab.torchrun("stream_ends", show="none")
+    batches = {}
+    for rank in run.ranks:
+        for record in rank.records[:-1]:
+            batches.setdefault(record["case"], [[], []])[rank.rank].append(record["samples"])
+    assert batches == {
+        "10 samples, rank first": [[[0, 4], [1, 5], [8], [9]], [[2, 6], [3, 7]]],
+        "10 samples, worker first": [[[0, 4], [2, 6], [8]], [[1, 5], [3, 7], [9]]],
+        "9 samples, worker first": [[[0, 4], [2, 6], [8]], [[1, 5], [3, 7]]],
+    }
+    assert all("expected unspecified sampler option" in rank.records[-1]["error"] for rank in run.ranks)
+
+
+def test_a_sampler_runs_ahead_of_the_loop_where_workers_fetch():
+    for rank in lab.torchrun("read_ahead", show="none").ranks:
+        *counted, skipped, begun = rank.records
+        own, fetched = ([r for r in counted if r["workers"] == workers] for workers in (0, 2))
+        assert [r["handed_out"] for r in own] == [r["trained"] for r in own] == list(range(1, 13))
+        assert fetched[2]["handed_out"] > 3 and fetched[-1] == {"workers": 2, "trained": 12, "handed_out": 12}
+        assert skipped == {"got": [3], "loaded_by_islice": 4} and begun == {"got": [3], "loaded_from_there": 1}
+
+
+def test_a_file_written_aside_is_whole_and_every_rank_downloads_it():
+    run = lab.torchrun("written_aside", show="none")
+    assert [rank.records for rank in run.ranks] == [[{"downloaded": "data.txt"}, {"letters": 400, "of": 400}]] * 2
+
+
+SHOWN = {  # a lab: where the part begins and ends that notebook 05 shows of it
+    "uneven": ("    files = ", "            worker.log("),
+    "faults/same_augmentation": ("class Shifted", "        worker.log(step"),
+    "seeding": ("def seed_all", '        return drawn | {"random"'),
+    "barrier_and_seed": ("    torch.manual_seed(dist", "    worker.log(after_a_sent_seed"),
+    "stream_ends": ("class Stream", "        return iter("),
+    "bucketing": ("def shared_buckets", "    return [steps[place]"),
+    "resumable": ("class Rest", "        return len("),
+    "read_ahead": ("class Counting", "    worker.log(got=next(iter"),
+    "faults/download_race": ("def prepare", "    dist.barrier()"),
+    "written_aside": ("def download", "    worker.log("),
+}
+
+
+def test_the_notebook_shows_of_each_lab_the_part_that_it_means():
+    notebook = nbformat.read(Path(__file__).parents[2] / "notebooks" / "05_samplers.ipynb", as_version=4)
+    code = "\n".join(cell.source for cell in notebook.cells)
+    parts = dict(re.findall(r'lab\.source\("([^"]+)", lines=\((\d+, \d+)\)\)', code))
+    for name, (begins, ends) in SHOWN.items():
+        first, *_, last = lab.source(name, lines=tuple(map(int, parts[name].split(", ")))).text.splitlines()
+        assert first.startswith(begins) and last.startswith(ends), (name, first, last)

@@ -33,7 +33,7 @@ def prepare(path, store):
 
 def main():
     dist.init_process_group()
-    local_rank = int(os.environ["LOCAL_RANK"])
+    local_rank = int(os.environ["LOCAL_RANK"])  # on this node, which has a disk of its own
     folder = Path(tempfile.gettempdir(), f"download_{os.environ['TORCHELASTIC_RUN_ID']}")
     folder.mkdir(exist_ok=True)
     store = dist.FileStore(str(folder / "store"), HERE)

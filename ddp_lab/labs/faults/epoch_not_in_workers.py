@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.epoch_not_in_workers
 
-Look at the samples of a rank: the same order in every epoch.
+Look at the samples of a rank: the same order in every epoch. (With `--anew` the workers end with each epoch.)
 """
 
+import argparse
 import gc
 
 import torch
@@ -29,14 +30,17 @@ class Shuffled(IterableDataset):
     def __iter__(self):
         me = get_worker_info()
         order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))
-        part, parts = self.rank * me.num_workers + me.id, self.world_size * me.num_workers
+        part, parts = me.id * self.world_size + self.rank, me.num_workers * self.world_size
         return iter(order[part::parts].tolist())
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--anew", action="store_true", help="start new workers in each epoch")
+    alive = not parser.parse_args().anew
     dist.init_process_group()
     dataset = Shuffled(dist.get_rank(), dist.get_world_size())
-    loader = DataLoader(dataset, batch_size=1, num_workers=2, persistent_workers=True)
+    loader = DataLoader(dataset, batch_size=1, num_workers=2, persistent_workers=alive)
     for epoch in range(3):
         dataset.set_epoch(epoch)
         for step, batch in enumerate(loader):

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.hash_order
 
-Look at the numbers of the words: another table on each rank, so that row 3 is trained for other words on each. (The
-ranks must be fresh interpreters, as here: ranks forked from one have one order.)
+Look at the numbers of the words, another on each rank, and at `trained`: how many rows one word trains. (The ranks
+must be fresh interpreters, as here: ranks forked from one have one order.)
 """
 
 import gc
@@ -25,9 +25,13 @@ def main():
     table = torch.nn.Embedding(len(number), 1)
     torch.nn.init.zeros_(table.weight)
     model = DistributedDataParallel(table)
-    model(torch.tensor([number["table"]])).sum().backward()  # all ranks read the same word
     worker.log(words=sorted(words), numbers=[number[word] for word in sorted(words)])
-    worker.log(trained=(table.weight.grad != 0).sum())
+    trained = []  # for each word how many rows
+    for word in sorted(number):
+        model.zero_grad()
+        model(torch.tensor([number[word]])).sum().backward()  # all ranks read the same word
+        trained.append((table.weight.grad != 0).sum())
+    worker.log(trained=max(trained))
     dist.destroy_process_group()
 
 

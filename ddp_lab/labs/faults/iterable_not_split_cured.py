@@ -24,7 +24,7 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         me = get_worker_info()  # of this DataLoader worker
-        part, parts = self.rank * me.num_workers + me.id, self.world_size * me.num_workers
+        part, parts = me.id * self.world_size + self.rank, me.num_workers * self.world_size
         return iter(range(part, SAMPLES, parts))
 
 

@@ -32,12 +32,13 @@ def main():
     dist.init_process_group()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))  # rank 0's weights on all ranks
+    worker.log(weight=model.module.weight.item())
 
     dataset = Shifted()
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=2)
     for step, (samples, shifts) in enumerate(loader):
-        kept = dropout(torch.ones(8)) > 0
+        kept = dropout(torch.ones(32)) > 0
         model(shifts[:, None]).sum().backward()
         worker.log(step=step, samples=samples, shifts=shifts, kept=kept.int())
     dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.uneven_inputs_hang
 
-Look at where each rank stands: rank 0 waits at the end, the others in the backward of step 2. With `-- --leave`
+Look at where each rank stands: rank 0 waits at the end, the others in the backward of step 2. With `--leave`
 rank 0 ends instead, and the others lose their connection.
 """
 
