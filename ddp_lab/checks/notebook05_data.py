@@ -1,13 +1,14 @@
 """Checks of the second half of notebook 05, Samplers: a stream, weights, the rest of an epoch."""
 
+import re
 from collections import Counter
 
-from ddp_lab.checks.answers import ended_well, first, is_run, kind_of, named, of_ranks
+from ddp_lab.checks.answers import ended_well, first, is_run, kind_of, logged, named, of_ranks
 from ddp_lab.checks.verdict import NotYet, exercise
 
 WORKERS = (0, 2, 3)  # of 05.4
 STREAM, RANKS = 13, 3
-DRAWS, EPOCHS, STEPS = 12, 3, 3  # of 05.5
+DRAWS, EPOCHS, STEPS, SHARE = 12, 3, 3, 6  # of 05.5
 WEIGHTLESS = {0, 1, 2}
 REST = 15  # of 05.6
 
@@ -17,7 +18,7 @@ def _stream(run):
     """The answer is the run of your cell on 3 ranks: `lab.check("05.4", answer)`."""
     if "'NoneType' object has no attribute" in str(getattr(run, "error", "")):
         raise NotYet("with 0 workers get_worker_info() is None: the rank itself reads, as its only worker.")
-    ended_well(run, _stream.__doc__)
+    _ended(run, _stream.__doc__)
     of_ranks(run, RANKS)
     for workers in WORKERS:
         own = [Counter(s for r in rank.records if r.get("workers") == workers for s in _list(r)) for rank in run.ranks]
@@ -41,14 +42,7 @@ def _stream(run):
                 "the ranks, and not over the workers."
             )
         _exact(times, range(STREAM), f"{with_workers} ")
-        parts = RANKS * processes
-        most = [processes * -(-STREAM // parts), processes * (STREAM // parts)]
-        for rank, counts in enumerate(own):
-            if not most[1] <= counts.total() <= most[0]:
-                raise NotYet(
-                    f"{with_workers} rank {rank} reads {counts.total()} of the {STREAM} samples: each is read once, "
-                    "but the shares are unequal. Number all workers of all ranks, and let each take every so-many-th."
-                )
+        _even(run, workers, with_workers)
     return f"each of {STREAM} samples is read once, on 3 ranks with 0, 2 and 3 workers."
 
 
@@ -59,7 +53,7 @@ def _weighted(answers):
     ended_well(target, _weighted.__doc__)
     if len(target.ranks) != 1:
         raise NotYet("`target` is to be the run of one_draw.py, on one process.")
-    ended_well(run, _weighted.__doc__)
+    _ended(run, _weighted.__doc__)
     of_ranks(run, 2)
     aim = _steps(target)[0]
     own, before = _steps(run), None
@@ -96,11 +90,12 @@ def _weighted(answers):
                     f"{sorted(aim[epoch, step])}. Blocks, where each should take every second?"
                 )
         before = drawn
-    lengths = {r["steps"] for rank in run.ranks for r in rank.records if "steps" in r}
-    if lengths != {STEPS}:
-        raise NotYet(
-            f"all samples are right, and len(loader) is {max(lengths, default='nothing')}, not 3: see __len__."
-        )
+    for name, wanted in (("sampler", SHARE), ("loader", STEPS)):
+        for rank, length in enumerate(logged(run, "length" if name == "sampler" else "steps")):
+            if length is ...:
+                raise NotYet(f"rank {rank} logged no len({name}). Leave worker.log(length=..., steps=...) as it was.")
+            if length != wanted:
+                raise NotYet(f"all samples are right, and len({name}) is {length}, not {wanted}: see __len__.")
     return f"in each of {EPOCHS * STEPS} steps two ranks read what one process reads, half of it each."
 
 
@@ -112,25 +107,38 @@ def _rest(answers):
     before = sum((Counter(_list(r)) for rank in stopped.ranks for r in rank.records), Counter())
     if len(stopped.ranks) != 2 or len(before) != 8 or before.total() != 8:
         raise NotYet("`stopped` is to be the run of stopped.py on 2 ranks, which has read 8 samples. Run it as it was.")
-    ended_well(run, _rest.__doc__)
+    _ended(run, _rest.__doc__)
     of_ranks(run, RANKS)
     own = [sum((Counter(_list(r)) for r in rank.records), Counter()) for rank in run.ranks]
     after = sum(own, Counter())
     if not after:
-        raise NotYet("no samples were logged. Leave the loop as it was.")
+        raise NotYet(
+            f"no rank logged a sample. Is the rest empty? {REST - len(before)} of the {REST} are left. (Or the loop "
+            "was changed: leave it as it was.)"
+        )
     again, never = sorted(set(before) & set(after)), sorted(set(range(REST)) - set(before) - set(after))
     left = set(range(REST)) - set(before)
     if len(again) == len(before) and not never:
         raise NotYet("the three ranks begin at the start of the epoch: all 8 samples that were read are read again.")
+    if set(after) == set(range(len(left))) != left:
+        raise NotYet(
+            f"the samples read are 0 to {len(left) - 1}, as many as are left: are these *positions* in the list of the "
+            "rest, which nobody has looked up?"
+        )
     if again and never:
         raise NotYet(
-            f"{len(again)} samples are read again, such as {again[0]}, and {len(never)} never, such as {never[0]}. Is "
-            "it the order of epoch 1, as the stopped run had it, of which the beginning is left out?"
+            f"{_some(again)} read again, and {_some(never)} never read. Is it the order of epoch 1, as the stopped run "
+            "had it, of which the beginning is left out?"
         )
     if all(set(counts) == left for counts in own):
         raise NotYet(f"each of the three ranks reads all {len(left)} that are left. Share them out.")
+    if again == _list(stopped.ranks[0].records[0])[:1]:
+        raise NotYet(
+            f"{_some(again)} read again: the first of the order, with which DistributedSampler pads the {REST} to "
+            f"{REST + 1} for two ranks. Take the order unpadded."
+        )
     if again:
-        raise NotYet(f"{len(again)} samples are read again, such as {again[0]}: to how many ranks does `read` refer?")
+        raise NotYet(f"{_some(again)} read again: to how many ranks does `read` refer?")
     if never:
         raise NotYet(
             f"{_some(never)} never read. `read` counts samples of all ranks; drop_last drops, and a number of batches "
@@ -147,6 +155,51 @@ def _rest(answers):
             f"each is read once, but the ranks read {', '.join(map(str, sizes))} samples. Share them out evenly."
         )
     return f"{REST} samples, each read once: 8 on two ranks, then {', '.join(map(str, sizes))} on three."
+
+
+def _ended(run, doc):
+    """A hint unless the run ended well, with the error itself: the line of the loop in which it came says little."""
+    error = re.search(r"^[A-Za-z_][\w.]*: .+", str(getattr(run, "error", "")), re.MULTILINE)
+    try:
+        ended_well(run, doc)
+    except NotYet as told:
+        if error is None or not str(told).startswith("the run failed (rank"):
+            raise
+        raise NotYet(f"the run failed: {error[0]}. Mend that first.") from None
+
+
+def _even(run, workers, with_workers):
+    """A hint unless every worker has its share, one of them at most one sample more than another.
+
+    Each worker makes batches of its own, of up to 5 samples: a right share is one batch, and one record.
+    """
+    own = [[len(samples) for r in rank.records if r.get("workers") == workers and (samples := _list(r))]
+           for rank in run.ranks]
+    processes = max(workers, 1)
+    low, high = STREAM // (RANKS * processes), -(-STREAM // (RANKS * processes))
+    for rank, shares in enumerate(own):
+        if not processes * low <= sum(shares) <= processes * high:
+            raise NotYet(
+                f"{with_workers} rank {rank} reads {sum(shares)} of the {STREAM} samples: each is read once, but the "
+                "shares are unequal. Number all workers of all ranks, and let each take every so-many-th."
+            )
+    for rank, shares in enumerate(own):
+        if len(shares) > processes:
+            raise NotYet(
+                f"{with_workers} rank {rank} logged {len(shares)} batches. The share of a worker is one: leave the "
+                "loop and its batch_size=5 as they were."
+            )
+        if len(shares) < processes:
+            raise NotYet(
+                f"{with_workers} rank {rank} logged {len(shares)} of {processes} batches, one for each worker that reads: "
+                "split the share of the rank over all its workers."
+            )
+    flat = sorted(sum(own, []))
+    if flat[-1] - flat[0] > 1:
+        raise NotYet(
+            f"{with_workers} each sample is read once, but one worker reads {flat[-1]}, another {flat[0]}. Number all "
+            "workers of all ranks, and let each take every so-many-th."
+        )
 
 
 def _list(record):
@@ -180,7 +233,10 @@ def _steps(run):
                 own.setdefault((record["epoch"], record["step"]), []).extend(samples)
         found.append(own)
     if (silent := first(not own for own in found)) is not None:
-        raise NotYet(f"{named([silent])} logged no samples. Leave worker.log(epoch=..., step=..., samples=...).")
+        raise NotYet(
+            f"{named([silent])} logged no samples: its sampler hands out nothing, or worker.log(epoch=..., step=..., "
+            "samples=...) was changed."
+        )
     return found
 
 
@@ -189,10 +245,12 @@ def _exact(times, wanted, where):
     never = [sample for sample in wanted if sample not in times]
     twice = sorted(sample for sample, count in times.items() if count > 1)
     if never:
-        more = f", and {len(twice)} more than once" if twice else ""
-        raise NotYet(f"{where}{_some(never)} never read{more}. Is the remainder of a division left out?")
+        if twice:
+            more = f"{_some(never)} never read, and {_some(twice)} read more than once"
+            raise NotYet(f"{where}{more}. Have two workers one number?")
+        raise NotYet(f"{where}{_some(never)} never read. Is the remainder of a division left out?")
     if twice:
-        raise NotYet(f"{where}{_some(twice)} read more than once. Do two workers have one number?")
+        raise NotYet(f"{where}{_some(twice)} read more than once. Is a share padded, or have two workers one number?")
 
 
 def _some(samples):

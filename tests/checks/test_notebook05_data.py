@@ -21,6 +21,8 @@ def test_a_solution_is_its_starter_with_little_changed(name, changed):
 
 PART = "own * self.world_size + self.rank, 13, workers * self.world_size"
 ALONE = "(me.id, me.num_workers) if me else (0, 1)"
+THREE_AND_ONE = f"""mine = range(self.rank, 13, 3)
+        yield from (mine[:3], mine[3:])[own] if workers == 2 else range({PART})"""
 WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
     "by rank alone": ([(PART, "self.rank, 13, self.world_size")], "with 2 workers each sample is read 2 times, by all"),
     "by worker alone": ([(PART, "own, 13, workers")], "with 0 workers each of the 3 ranks goes through all"),
@@ -31,16 +33,37 @@ WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
     "no worker forgotten": ([(ALONE, "(me.id, me.num_workers)")], "with 0 workers get_worker_info() is None"),
     "two with one number": (
         [(PART, "own + self.rank, 13, workers * self.world_size")],
-        "never read, and",
+        "4 samples, such as 4, are never read, and 4 samples, such as 1, are read more than once. Have two workers one",
     ),
     "the remainder dropped": ([(", 13, ", ", 13 - 13 % (workers * self.world_size), ")], "sample 12 is never read. Is"),
     "padded": (
         [(PART, f"{PART})\n        yield from (range(13, 13) if own else [self.rank]")],
-        "with 0 workers 3 samples, such as 0, are read more than once. Do two workers have one number?",
+        "with 0 workers 3 samples, such as 0, are read more than once. Is a share padded, or have two workers",
     ),
     "rank 0 reads all": (
         [(PART, "own, 13 if self.rank == 0 else 0, workers")],
         "with 0 workers rank 0 reads 13 of the 13 samples: each is read once, but the shares are unequal",
+    ),
+    "worker 0 reads all of its rank": (
+        [(PART, "self.rank, 0 if own else 13, self.world_size")],
+        "with 2 workers rank 0 logged 1 of 2 batches, one for each worker that reads: split the share of the rank",
+    ),
+    "three and one": (
+        [(f"yield from range({PART})", THREE_AND_ONE)],
+        "with 2 workers each sample is read once, but one worker reads 3, another 1",
+    ),
+    "logged without the stream": (
+        [("for step, batch in enumerate(DataLoader(stream, batch_size=5, num_workers=workers)):",
+          "for step, batch in enumerate([list(range(dist.get_rank(), 13, 3))]):")],
+        "with 2 workers rank 0 logged 1 of 2 batches",
+    ),
+    "another batch size": (
+        [("batch_size=5", "batch_size=2")],
+        "with 0 workers rank 0 logged 3 batches. The share of a worker is one: leave the loop and its batch_size=5",
+    ),
+    "a list returned": (
+        [("yield from range(" + PART + ")", "return list(range(" + PART + "))")],
+        "the run failed: TypeError: iter() returned non-iterator of type 'list'. Mend that first.",
     ),
     "other samples": (
         [("range(own", "(7 + i for i in range(own"), ("world_size)\n", "world_size))\n")],
@@ -119,13 +142,20 @@ WRONG_WEIGHTS = {  # mistake: (edits of the solution, the hint)
         [("manual_seed(self.epoch)", "manual_seed(self.epoch + 1)")],
         "All ranks are to make the target's",
     ),
-    "no length": ([("self.draws // dist.get_world_size()", "self.draws")], "len(loader) is 6, not 3: see __len__."),
+    "no length": ([("self.draws // dist.get_world_size()", "self.draws")], "len(sampler) is 12, not 6: see __len__."),
+    "a length of five": ([("self.draws // dist.get_world_size()", "5")], "len(sampler) is 5, not 6: see __len__."),
+    "a loader of one's own": ([("batch_size=4 // dist.get_world_size()", "batch_size=2, drop_last=False"),
+                               ("steps=len(loader)", "steps=6")], "len(loader) is 6, not 3: see __len__."),
+    "no length logged": ([("worker.log(length=len(sampler), steps=len(loader))", "")], "rank 0 logged no len(sampler)"),
     "one rank less": ([(SHARE, f"{SHARE}[dist.get_rank() :]")], "the ranks read 11 samples, the target 12"),
     "one too many for one": (
         [(SHARE, "drawn[:5] if dist.get_rank() else drawn[5:]")],
         "read 7 and 5 samples, not half",
     ),
-    "nothing on one": ([(SHARE, "drawn[: 12 * dist.get_rank()]")], "rank 0 logged no samples"),
+    "nothing on one": (
+        [(SHARE, "drawn[: 12 * dist.get_rank()]")],
+        "rank 0 logged no samples: its sampler hands out nothing",
+    ),
     "no step": ([("step=step, samples", "samples")], "a record has no epoch or no step"),
 }
 
@@ -171,7 +201,7 @@ WRONG_RESTS = {  # mistake: (edits of the solution, the hint)
     "from the start": ([("read + ", "")], "all 8 samples that were read are read again"),
     "another epoch": ([("set_epoch(1)", "set_epoch(0)")], "Is it the order of epoch 1"),
     "not shared out": ([(MINE, "list(whole)[read:]")], "each of the three ranks reads all 7 that are left"),
-    "too little skipped": ([("read + ", "read // 2 + ")], "4 samples are read again, such as"),
+    "too little skipped": ([("read + ", "read // 2 + ")], "4 samples, such as 2, are read again: to how many ranks"),
     "batches skipped": ([("read + ", "3 * 4 + ")], "4 samples, such as"),
     "the remainder dropped": ([(MINE, f"{MINE}[:2]")], "is never read. `read` counts samples of all ranks"),
     "padded": (
@@ -179,7 +209,16 @@ WRONG_RESTS = {  # mistake: (edits of the solution, the hint)
         "2 samples, such as",
     ),
     "rank 0 alone": ([(MINE, "list(whole)[read:] if dist.get_rank() == 0 else []")], "the ranks read 7, 0, 0 samples"),
-    "nothing": ([(MINE, "[]")], "no samples were logged"),
+    "nothing": ([(MINE, "[]")], "no rank logged a sample. Is the rest empty? 7 of the 15 are left."),
+    "positions": (
+        [(MINE, "list(range(15 - read))[dist.get_rank() :: dist.get_world_size()]")],
+        "the samples read are 0 to 6, as many as are left: are these *positions*",
+    ),
+    "one too little skipped": ([("read + ", "read - 1 + ")], " is read again: to how many ranks does `read` refer?"),
+    "padded for two ranks": (
+        [(MINE, "(list(whole) + list(whole)[:1])[read + dist.get_rank() :: dist.get_world_size()]")],
+        "is read again: the first of the order, with which DistributedSampler pads the 15 to 16 for two ranks",
+    ),
 }
 
 
