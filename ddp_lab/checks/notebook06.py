@@ -375,7 +375,7 @@ def _four_mistakes(answer):
             )
         raise NotYet(
             f"the learning rate of step {step} is {rates[0][step]:.3g}, the twin's {aims['rate'][step]:.3g}. "
-            "The schedule counts effective steps, up to T_max=6."
+            "The schedule counts effective steps, from lr=0.5 on and up to T_max=6."
         )
     if (step := _off(weights[0], aims["weights"])) is not None:
         _nearly(

@@ -47,11 +47,13 @@ def main():
             pad_sequence(mine[i : i + args.micro_batch], batch_first=True, padding_value=PAD).to(device)
             for i in range(0, len(mine), args.micro_batch)
         ]
+        assert window, f"{count} sequences in step {step}: too few for {world_size} ranks"
         tokens = sum((words[:, 1:] != PAD).sum() for words in window)
         total = tokens.clone()
         dist.all_reduce(total)  # of the whole step, over all ranks
         for i, words in enumerate(window):
-            inputs, targets = words[:, :-1].clamp(min=0).flatten(), words[:, 1:].flatten()
+            inputs = words[:, :-1].clamp(min=0).flatten()  # PAD is no word; no loss knows which it is
+            targets = words[:, 1:].flatten()
             with contextlib.nullcontext() if i + 1 == len(window) else model.no_sync():
                 scores = model(inputs)
                 if args.loss == "mean":  # of this micro-batch's tokens, and then of the micro-batches

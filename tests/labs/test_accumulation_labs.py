@@ -97,6 +97,11 @@ def test_a_mean_of_means_is_another_for_each_cut(all_tokens):
     assert [rank.records[3]["micro_batches"] for rank in cuts[2].ranks] == [2, 2, 1, 1]  # unlike, and no rank waits
 
 
+def test_more_ranks_than_sequences_are_told_so():
+    with pytest.raises(lab.RankError, match="10 sequences in step 3: too few for 11 ranks"):
+        lab.torchrun("accumulate_tokens", nproc=11, show="none")
+
+
 def test_the_times_are_those_of_as_many_all_reduces_as_are_said():
     run = lab.torchrun("accumulate_time", show="none", count=True)
     records = [rank.records for rank in run.ranks]
