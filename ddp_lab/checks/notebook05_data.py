@@ -191,8 +191,8 @@ def _even(run, workers, with_workers):
             )
         if len(shares) < processes:
             raise NotYet(
-                f"{with_workers} rank {rank} logged {len(shares)} of {processes} batches, one for each worker that reads: "
-                "split the share of the rank over all its workers."
+                f"{with_workers} rank {rank} logged {len(shares)} of {processes} batches, one for each worker that "
+                "reads: split the share of the rank over all its workers."
             )
     flat = sorted(sum(own, []))
     if flat[-1] - flat[0] > 1:
