@@ -1,8 +1,8 @@
-"""How much each sample counts in an accuracy, for five ways to evaluate on several ranks (`--way`).
+"""How much each sample counts in an accuracy, for five ways to evaluate on up to 10 ranks (`--way`).
 
     torchrun --standalone --nproc-per-node 4 -m ddp_lab.labs.evaluate
 
-Each sample in turn is the only wrong one: what the accuracy loses is its weight. Look at the weights (1/n is right).
+Each sample in turn is the only wrong one: what the accuracy loses is its weight. Look at it: the last three have 1/n.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main():
     for wrong in range(SAMPLES):
         def predict(mine, wrong=wrong):  # [the hits of each batch], 1 or 0
             batches = list(DataLoader(range(SAMPLES), batch_size=2, sampler=mine))
-            for step, batch in enumerate(batches if wrong == SAMPLES - 1 else []):  # once
+            for step, batch in enumerate(batches if wrong == SAMPLES - 1 else []):  # in the last round alone
                 worker.log(step=step, samples=batch)
                 time.sleep(0.1)  # a model at work
             return [(batch != wrong).float() for batch in batches]
@@ -71,7 +71,7 @@ def main():
         dist.barrier()
         start = time.perf_counter()
         weights.append(1 - way(predict))
-    worker.log(weights=torch.stack(weights), seconds=time.perf_counter() - start)
+    worker.log(weights=torch.stack(weights), seconds=time.perf_counter() - start)  # of the last round
     dist.destroy_process_group()
 
 

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.uneven
 
-Look at the samples and the gradients of the last steps. `--way join` is the default, `--way fewest` another. Each rank
-has a file of its own, of 4, 8, 12 ... samples.
+Look at the samples and the gradients of the last steps. Each rank has a file of its own, of 4, 8, 12 ... samples.
+`--way join`, `join_own_mean`, `fewest`, `most` (shorter files from the front again), `ask` (before each step), `deal`.
 """
 
 import argparse

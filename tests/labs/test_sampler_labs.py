@@ -31,15 +31,6 @@ def test_the_sampler_gives_every_rank_a_stride(case):
     assert found == [(len(own), own) for own in EXPECTED[case]]
 
 
-def test_shuffled_epochs_have_orders_of_their_own_and_batches_their_size():
-    run = lab.torchrun("who_gets_what", "--shuffle", "--epochs", "2", "--batch-size", "2", nproc=2, show="none")
-    first, *batches = run.ranks[1].records
-    assert first == {"share": 5, "steps": 3}
-    assert [len(record["samples"]) for record in batches] == [2, 2, 1] * 2
-    epochs = [[sample for record in batches[i : i + 3] for sample in record["samples"]] for i in (0, 3)]
-    assert epochs[0] != epochs[1] and epochs[0] != sorted(epochs[0])
-
-
 TENTH = [0.1] * 10
 WEIGHTS = {
     "padded": [2 / 12, 2 / 12] + [1 / 12] * 8,

@@ -16,7 +16,7 @@ from ddp_lab import worker
 def main():
     dist.init_process_group()
     dataset = range(12)
-    sampler = DistributedSampler(dataset, shuffle=True)
+    sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=2, sampler=sampler)
     for step, batch in enumerate(loader):
         worker.log(step=step, samples=batch)
