@@ -34,11 +34,20 @@ def ended_well(run, doc):
     if not run.ok:
         mark = "Usual cause: "
         if cause := next((line for line in str(run.error).splitlines() if line.startswith(mark)), None):
-            raise NotYet(
-                f"the run failed: {cause.removeprefix(mark)} What stands under `if rank == 0`, one rank does alone."
-            )
+            raise NotYet(f"the run failed: {cause.removeprefix(mark)} {_where_ranks_part(script_of(run))}")
         what = (str(run.error).splitlines() or [type(run.error).__name__])[0]
         raise NotYet(f"the run failed ({what}). Mend that first.")
+
+
+def _where_ranks_part(tree):
+    """Where ranks of a script may make unequal numbers of collectives: at a test of the rank, else in a loop."""
+    nodes = list(ast.walk(tree)) if tree else []
+    tests = [ast.unparse(node.test) for node in nodes if isinstance(node, (ast.If, ast.IfExp))]
+    loops = [node for node in nodes if isinstance(node, (ast.For, ast.While))]
+    in_loop = any(name and BRING.match(name) for loop in loops for name, _, _ in calls_in(loop))
+    if in_loop and not any("rank" in test for test in tests):
+        return "A collective in a loop needs equally many rounds on all ranks."
+    return "What stands under `if rank == 0`, one rank does alone."
 
 
 def of_ranks(run, number, or_more=False):

@@ -1,5 +1,6 @@
 """Checks of notebook 05, first half: who gets what, validation, the silent faults of a script."""
 
+import ast
 import math
 from collections import Counter
 
@@ -46,7 +47,7 @@ def _another_share(found, case, rank):
     """The hint for a share that is not the sampler's."""
     samples, world, drop_last = case
     right, where = share(*case[:2], rank, drop_last), _named(case, rank)
-    if len(right) > 1 and sorted(found) == list(range(found[0], found[0] + len(found))) and len(found) > 1 < world:
+    if len(right) > 1 < world and len(found) > 1 and sorted(found) == list(range(found[0], found[0] + len(found))):
         raise NotYet(f"for {where} your share is {found}: a block. The sampler deals out, as one deals cards.")
     again = samples < world and rank >= 2 * samples  # what fills the shares is used up once, and needed again
     if not drop_last and not again and found == list(range(rank, samples, world)):
@@ -64,7 +65,10 @@ def _another_share(found, case, rank):
             f"for {where} your share is {found}, the sampler's {right}. With drop_last nothing is read twice: "
             "what does not divide is cut off, and all shares are as long as the shortest, which may be empty."
         )
-    raise NotYet(f"for {where} your share is {found}, the sampler's {right}.")
+    why = ""
+    if not drop_last and 0 < len(found) < len(right):
+        why = " Without drop_last nothing is left out: all shares are as long as the longest."
+    raise NotYet(f"for {where} your share is {found}, the sampler's {right}.{why}")
 
 
 RIGHT = [0, 0, 0, 1, 1, 1, 1, 1, 1, 1]  # of 05.2: what the model makes of each sample
@@ -77,9 +81,9 @@ def _count_each_once(run):
     ended_well(run, _count_each_once.__doc__)
     of_ranks(run, 4)
     batches = [_lists(rank, "samples") for rank in run.ranks]
-    _each_once(batches)
-    _the_accuracy(batches, [_accuracy(rank) for rank in run.ranks])
     tree = script_of(run)
+    _each_once(batches, [record.get("accuracy") for rank in run.ranks for record in rank.records[-1:]], tree)
+    _the_accuracy(batches, [_accuracy(rank) for rank in run.ranks])
     if tree and not any(name and BRING.match(name) for name, _, _ in calls_in(tree)):
         raise NotYet("the accuracy is right, but no rank asked the others for their counts: it was not counted here.")
     counts = ", ".join(str(sum(map(len, own))) for own in batches)
@@ -107,8 +111,8 @@ def _some(samples):
     return f"samples {', '.join(map(str, shown))} and {rest[0]}"
 
 
-def _each_once(batches):
-    """A hint unless the ranks together have counted each of the samples once."""
+def _each_once(batches, accuracies, tree):
+    """A hint unless the ranks together have read each of the samples once."""
     orders = [[sample for batch in own for sample in batch] for own in batches]
     count = Counter(sum(orders, []))
     if not count:
@@ -120,24 +124,38 @@ def _each_once(batches):
     never = [sample for sample in everything if sample not in count]
     if again:
         times = "twice" if max(count.values()) == 2 else "more than once"
+        if all(isinstance(own, float) and math.isclose(own, TARGET, abs_tol=1e-6) for own in accuracies):
+            are = "is" if len(again) == 1 else "are"
+            raise NotYet(
+                f"the accuracy is {TARGET:g}, but {_some(again)} {are} read {times}: a stride needs no padding."
+            )
         raise NotYet(
-            f"{sum(count.values())} samples counted, {_some(again)} {times}. "
+            f"{sum(count.values())} samples read, {_some(again)} {times}. "
             "Look at what fills the last places of the map."
         )
     if never:
-        why = " drop_last leaves out what does not divide." if sorted(never) == [8, 9] else ""
-        raise NotYet(f"{len(count)} of {len(RIGHT)} samples counted, {_some(never)} never.{why}")
+        why = " drop_last leaves out what does not divide." if _says(tree, "drop_last", True) else ""
+        raise NotYet(f"{len(count)} of {len(RIGHT)} samples read, {_some(never)} never.{why}")
     if any(not own for own in orders):
         idle = [rank for rank, own in enumerate(orders) if not own]
         raise NotYet(f"each sample counts once, but rank {idle[0]} has none and waits. Let every rank have a share.")
 
 
+def _says(tree, name, value):
+    """Whether a call in the script says `name=value`; not if the script is unknown."""
+    given = [word for _, call, _ in (calls_in(tree) if tree else []) for word in call.keywords if word.arg == name]
+    return any(isinstance(word.value, ast.Constant) and word.value.value is value for word in given)
+
+
 def _accuracy(rank):
     """What this rank logged last as accuracy, else a hint."""
     found = [record["accuracy"] for record in rank.records if "accuracy" in record]
-    if not found or isinstance(found[-1], bool) or not isinstance(found[-1], (int, float)):
+    if not found:
         raise NotYet(f"rank {rank.rank} logged no accuracy. Each rank is to have it: worker.log(accuracy=...).")
-    return found[-1]
+    last = found[-1][0] if isinstance(found[-1], list) and len(found[-1]) == 1 else found[-1]
+    if isinstance(last, bool) or not isinstance(last, (int, float)):
+        raise NotYet(f"rank {rank.rank} logged {str(last)[:40]!r} as accuracy, not a number.")
+    return last
 
 
 def _the_accuracy(batches, accuracies):
@@ -153,7 +171,9 @@ def _the_accuracy(batches, accuracies):
     if max(accuracies) - min(accuracies) > 1e-6:
         if math.isclose(accuracies[0], TARGET, abs_tol=1e-6):
             raise NotYet("rank 0 has the accuracy over all samples, the others do not. all_reduce gives it to each.")
-        raise NotYet("the samples are right, but each rank has an accuracy of its own. Add up over the ranks.")
+        raise NotYet("each rank has an accuracy of its own. Add up hits and samples, both, over the ranks.")
+    if math.isclose(accuracies[0], 100 * TARGET, abs_tol=1e-4):
+        raise NotYet(f"the accuracy is right, but in percent: the target is {TARGET:g}.")
     if close["ranks"]:
         raise NotYet(f"{got}: a mean of the ranks' accuracies, and ranks with fewer samples count as much as others.")
     if close["batches"]:
@@ -181,9 +201,10 @@ def _two_silent_faults(run):
         held.append([sum(_lists(rank, "validated", epoch=epoch), []) for rank in run.ranks])
         if not any(orders[-1]) or not any(held[-1]):
             raise NotYet(f"epoch {epoch} has no samples, or none validated. Leave the loops and their logs.")
-    trained = {sample for own in orders for rank in own for sample in rank}
-    _no_leak(trained, held)
+    _no_leak(orders, held)
     for epoch, own in enumerate(orders):
+        if all(len(set(rank)) == TRAIN for rank in own):
+            raise NotYet(f"each rank reads all {TRAIN}: who shares them out?")
         count = Counter(sum(own, ()))
         again, missing = [sample for sample in count if count[sample] > 1], TRAIN - len(count)
         if again or missing:
@@ -196,9 +217,7 @@ def _two_silent_faults(run):
         raise NotYet(f"an update has {updates.pop()} samples, not {UPDATE}. A loader's batch_size is that of its rank.")
     different = len({own[0] for own in orders})
     if different < EPOCHS:
-        raise NotYet(f"{EPOCHS} epochs have {different} order{'s' * (different > 1)}: who tells the sampler the epoch?")
-    if any(own[0] == tuple(sorted(own[0])) for own in orders):
-        raise NotYet("an epoch is not shuffled. Leave the sampler's shuffle as it was.")
+        _too_few_orders(different, script_of(run))
     _noise_of_its_own(run)
     return (
         f"{EPOCHS} epochs, {EPOCHS} orders: each of {TRAIN} samples once in each, none of the {VALIDATION} validated; "
@@ -206,10 +225,32 @@ def _two_silent_faults(run):
     )
 
 
-def _no_leak(trained, held):
+def _too_few_orders(different, tree):
+    """The hint if epochs have an order in common."""
+    if _says(tree, "shuffle", False) and different == 1:
+        raise NotYet("the epochs are not shuffled: shuffle=False. Leave the training's sampler its shuffle.")
+    found = f"{EPOCHS} epochs have {different} order{'s' * (different > 1)}"
+    if tree and any(name == "set_epoch" for name, _, _ in calls_in(tree)):
+        raise NotYet(f"{found}: is set_epoch called before the epoch's loop, with the epoch, on the loader's sampler?")
+    raise NotYet(f"{found}: who tells the sampler the epoch?")
+
+
+def _no_leak(orders, held):
     """A hint if a sample is both trained on and validated, or if not each of the others is validated once."""
-    validated = {sample for own in held for rank in own for sample in rank}
+    trained, validated = ({sample for own in lists for rank in own for sample in rank} for lists in (orders, held))
     if both := trained & validated:
+        for epoch, (train, validation) in enumerate(zip(orders, held, strict=True)):
+            for rank, (read, kept) in enumerate(zip(train, validation, strict=True)):
+                if own := set(read) & set(kept):
+                    raise NotYet(
+                        f"in epoch {epoch} rank {rank} trains on what it validates itself, such as sample {min(own)}. "
+                        "What does the loader read?"
+                    )
+        if not any(set(sum(train, ())) & set(sum(kept, [])) for train, kept in zip(orders, held, strict=True)):
+            raise NotYet(
+                f"{len(both)} samples are trained on in one epoch and validated in another: the split changes from "
+                "epoch to epoch. Draw it once, before the loop."
+            )
         raise NotYet(
             f"{len(both)} samples are trained on and validated as well, such as sample {min(both)}: what one rank "
             "holds back another trains on. Who draws the split, and from which seed?"
@@ -225,11 +266,14 @@ def _no_leak(trained, held):
 
 def _noise_of_its_own(run):
     """A hint unless the ranks have drawn different random numbers."""
-    noise = [tuple(record["noise"] for record in rank.records if "noise" in record) for rank in run.ranks]
+    noise = [[str(record["noise"]) for record in rank.records if "noise" in record] for rank in run.ranks]
     if not all(noise):
         raise NotYet("a rank logged no noise. Leave worker.log(epoch=epoch, step=step, samples=batch, noise=noise).")
-    if len(set(noise)) < len(noise):
+    for rank, own in enumerate(noise):
+        if len(set(own)) < len(own):
+            raise NotYet(f"rank {rank} draws the same noise again and again. Seed it once, at the start.")
+    if len(set(sum(noise, []))) < len(sum(noise, [])):
         raise NotYet(
-            "split and orders are right, but two ranks now draw the same noise. One seed for the split, "
+            "split and orders are right, but two ranks draw the same noise. One seed for the split, "
             "and another for each rank from there on."
         )

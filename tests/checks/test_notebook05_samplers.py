@@ -54,6 +54,8 @@ WRONG_SHARES = {  # mistake: (function, the hint)
         lambda n, w, r, d: {3: [[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]], 4: [[0, 4], [1, 5], [2, 6], [3, 7]]}[w][r],
         "12 samples, rank 0 of 4",
     ),
+    "an empty share": (lambda n, w, r, d: [], "your share is [], the sampler's [0, 3, 6, 9]"),
+    "always cut": (lambda n, w, r, d: share(n, w, r, True), "Without drop_last nothing is left out: all shares are as"),
     "an error": (lambda n, w, r, d: 1 / 0, "your function raised ZeroDivisionError: division by zero, for 10 samples"),
     "nothing": (lambda n, w, r, d: None, "your function returns nothing, not a list"),
     "no function": ([0, 3, 6], "the answer is a list, not a function"),
@@ -86,11 +88,22 @@ AVERAGE = "dist.all_reduce(accuracy, dist.ReduceOp.AVG)\n"
 WRONG_VALIDATIONS = {  # mistake: (edits of the solution, the hint)
     "padded": (
         [IMPORT, (MINE, "mine = DistributedSampler(dataset, shuffle=False)\n")],
-        "12 samples counted, samples 0 and 1 twice. Look at what fills the last places",
+        "12 samples read, samples 0 and 1 twice. Look at what fills the last places",
     ),
     "dropped": (
         [IMPORT, (MINE, "mine = DistributedSampler(dataset, shuffle=False, drop_last=True)\n")],
-        "8 of 10 samples counted, samples 8 and 9 never. drop_last leaves out",
+        "8 of 10 samples read, samples 8 and 9 never. drop_last leaves out",
+    ),
+    "not to the end": ([(MINE, "mine = range(rank, 8, world_size)\n")], "8 of 10 samples read, samples 8 and 9 never."),
+    "padded, cut, exact": (
+        [IMPORT, (MINE, "mine = DistributedSampler(dataset, shuffle=False)\n"), (DIVIDE, "accuracy = torch.tensor(0.7)\n")],  # noqa: E501
+        "the accuracy is 0.7, but samples 0 and 1 are read twice: a stride needs no padding",
+    ),
+    "percent": ([(DIVIDE, "accuracy = 100 * sums[0] / sums[1]\n")], "in percent: the target is 0.7"),
+    "a text": ([("worker.log(accuracy=accuracy)", 'worker.log(accuracy="0.7")')], "rank 0 logged '0.7' as accuracy, not a"),  # noqa: E501
+    "reduced in the loop": (
+        [(SUMS, SUMS + "    dist.all_reduce(sums)\n")],
+        "A collective in a loop needs equally many rounds on all ranks",
     ),
     "a batch dropped": ([("sampler=mine", "sampler=mine, drop_last=True")], "samples 8 and 9 never"),
     "all of them": ([(MINE, "mine = range(10)\n")], "each rank counts all 10 samples: the work is done 4 times"),
@@ -103,7 +116,7 @@ WRONG_VALIDATIONS = {  # mistake: (edits of the solution, the hint)
         [MEAN_OF_BATCHES, (REDUCE, ""), (DIVIDE, DIVIDE + AVERAGE)],
         "not 0.7: a mean of batches' accuracies",
     ),
-    "not added up": ([(REDUCE, "dist.barrier()\n")], "each rank has an accuracy of its own. Add up over the ranks"),
+    "not added up": ([(REDUCE, "dist.barrier()\n")], "an accuracy of its own. Add up hits and samples, both"),
     "to one rank": ([(REDUCE, "dist.reduce(sums, 0)\n")], "rank 0 has the accuracy over all samples, the others do"),
     "hits": ([(DIVIDE, "accuracy = sums[0]\n")], "these are the hits. Divide them by the samples counted"),
     "typed in": ([(REDUCE, "dist.barrier()\n"), (DIVIDE, "accuracy = 0.7\n")], "no rank asked the others"),
@@ -120,13 +133,22 @@ def test_each_wrong_validation_has_its_own_hint(mistake):
 
 
 def test_the_starter_of_the_validation_and_another_number_of_ranks_are_told():
-    assert "12 samples counted, samples 0 and 1 twice" in hint("05.2", run_cell("validate.py"))
+    assert "12 samples read, samples 0 and 1 twice" in hint("05.2", run_cell("validate.py"))
     assert "the run had 3 ranks. Write --nproc 4" in hint("05.2", run_cell("validate_solution.py", nproc=3))
 
 
 def test_every_share_without_repeats_is_right():
     blocks = (MINE, "mine = torch.arange(10).tensor_split(world_size)[rank].tolist()\n")
     assert lab.check("05.2", run_cell("validate_solution.py", blocks)).done
+
+
+def test_without_drop_last_in_the_script_it_is_not_named():
+    edits = (MINE, "mine = range(rank, 8, world_size)\n")
+    assert "drop_last" not in hint("05.2", run_cell("validate_solution.py", edits))
+
+
+def test_an_accuracy_of_one_element_is_one():
+    assert lab.check("05.2", run_cell("validate_solution.py", (DIVIDE, "accuracy = sums[:1] / sums[1:]\n"))).done
 
 
 SPLIT = ", generator=one_seed"
@@ -137,12 +159,24 @@ WRONG_DATA = {  # mistake: (edits of the solution, the hint)
     "no epoch": ([(EPOCH, "")], "3 epochs have 1 order: who tells the sampler the epoch?"),
     "the epoch too late": ([(EPOCH, "    sampler.set_epoch(epoch > 1)\n")], "3 epochs have 2 orders"),
     "the rank as epoch": ([(EPOCH, "    sampler.set_epoch(epoch + rank)\n")], "in epoch 0 samples"),
-    "one seed for all": ([("manual_seed(rank)", "manual_seed(0)")], "two ranks now draw the same noise"),
+    "one seed for all": ([("manual_seed(rank)", "manual_seed(0)")], "two ranks draw the same noise"),
     "not shuffled": (
         [("DistributedSampler(train)", "DistributedSampler(train, shuffle=False)")],
-        "3 epochs have 1 order",
+        "the epochs are not shuffled: shuffle=False",
     ),
-    "no sampler": ([("sampler=sampler", "shuffle=True")], "are read twice, and 0 of 16 never"),
+    "at the end of an epoch": ([(EPOCH, ""), ("worker.log(epoch=epoch, validated=batch)\n",
+                               "worker.log(epoch=epoch, validated=batch)\n    sampler.set_epoch(epoch)\n")],
+                               "is set_epoch called before the epoch's loop"),
+    "no sampler": ([("sampler=sampler", "shuffle=True")], "each rank reads all 16: who shares them out?"),
+    "all 24": (
+        [("DataLoader(train, batch_size=4", "DataLoader(range(24), batch_size=4"),
+         ("DistributedSampler(train)", "DistributedSampler(range(24))")],
+        "trains on what it validates itself, such as sample",
+    ),
+    "positions": ([("DataLoader(train, batch_size=4", "DataLoader(range(24), batch_size=4")],
+                  "What does the loader read?"),
+    "seeded in each epoch": ([(EPOCH, EPOCH + "    torch.manual_seed(rank)\n")], "draws the same noise again and again"),  # noqa: E501
+    "seeded by rank and epoch": ([(EPOCH, EPOCH + "    torch.manual_seed(rank + epoch)\n")], "two ranks draw the same"),
     "a larger batch": ([("DataLoader(train, batch_size=4", "DataLoader(train, batch_size=8")], "an update has 16"),
     "padded": (
         [("mine = range(rank, len(validation), world_size)", "mine = range(5)")],
@@ -159,6 +193,13 @@ def test_each_fault_left_in_the_data_has_its_own_hint(mistake):
     assert expected in hint("05.3", run_cell("held_back_solution.py", *edits))
 
 
+def test_a_split_that_changes_with_the_epoch_is_told():
+    split = "    train, validation = random_split(range(24), [16, 8], generator=one_seed)\n"
+    again = "    loader = DataLoader(train, batch_size=4, sampler=sampler)\n"
+    run = run_cell("held_back_solution.py", (EPOCH, EPOCH + split + again))
+    assert "the split changes from epoch to epoch" in hint("05.3", run)
+
+
 def test_the_starter_with_both_faults_is_told_of_the_split_first():
     assert "Who draws the split, and from which seed?" in hint("05.3", run_cell("held_back.py"))
     assert "the run had 1 rank" in hint("05.3", run_cell("held_back_solution.py", nproc=1))
@@ -168,6 +209,7 @@ ONE_SPLIT = "one_seed = torch.Generator().manual_seed(0)  # all ranks draw the s
 RIGHT_SPLITS = {
     "seeded before, and again after": [(SEED, "torch.manual_seed(0)\n"), (SPLIT, ""), (ONE_SPLIT, ""),
                                        ("mine = ", f"{SEED}mine = ")],
+    "noise of one element": [("torch.rand(())", "torch.rand(2)")],
     "before the rank's seed": [(SEED, ""), ("mine = ", f"{SEED}mine = ")],
 }  # fmt: skip
 
