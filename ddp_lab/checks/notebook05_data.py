@@ -24,7 +24,7 @@ def _stream(run):
         own = [Counter(s for r in rank.records if r.get("workers") == workers for s in _list(r)) for rank in run.ranks]
         times, processes = sum(own, Counter()), max(workers, 1)
         if not times:
-            raise NotYet(f"no samples were logged with {workers} workers. Leave the loop as it was.")
+            raise NotYet(f"no samples were logged with {workers} workers. Does the stream hand out none?")
         if strange := set(times) - set(range(STREAM)):
             raise NotYet(f"sample {min(strange)} is none of the {STREAM}.")
         with_workers = f"with {workers} workers"
@@ -68,7 +68,7 @@ def _weighted(answers):
         if WEIGHTLESS & set(drawn[0] + drawn[1]):
             raise NotYet(
                 f"in epoch {epoch} sample {min(WEIGHTLESS & set(drawn[0] + drawn[1]))} is read, whose weight is 0. "
-                "Are these samples that were drawn, or positions in the list of them?"
+                "Are these samples that were drawn, with replacement, or positions in the list of them?"
             )
         if total != DRAWS:
             raise NotYet(f"in epoch {epoch} the ranks read {total} samples, the target {DRAWS}.")
@@ -87,7 +87,7 @@ def _weighted(answers):
             if Counter(both) != Counter(aim[epoch, step]):
                 raise NotYet(
                     f"the right draw, but in step {step} of epoch {epoch} the ranks read {sorted(both)}, the target "
-                    f"{sorted(aim[epoch, step])}. Blocks, where each should take every second?"
+                    f"{sorted(aim[epoch, step])}. {_why_another_step(both, aim[epoch, step])}"
                 )
         before = drawn
     for name, wanted in (("sampler", SHARE), ("loader", STEPS)):
@@ -97,6 +97,12 @@ def _weighted(answers):
             if length != wanted:
                 raise NotYet(f"all samples are right, and len({name}) is {length}, not {wanted}: see __len__.")
     return f"in each of {EPOCHS * STEPS} steps two ranks read what one process reads, half of it each."
+
+
+def _why_another_step(read: list[int], aim: list[int]) -> str:
+    if len(read) != len(aim):
+        return f"That is a step of {len(read)} samples in place of {len(aim)}: how many are a rank's?"
+    return "Blocks, where each rank should take every second, or another order?"
 
 
 @exercise("05.6")
@@ -141,8 +147,8 @@ def _rest(answers):
         raise NotYet(f"{_some(again)} read again: to how many ranks does `read` refer?")
     if never:
         raise NotYet(
-            f"{_some(never)} never read. `read` counts samples of all ranks; drop_last drops, and a number of batches "
-            "means more samples on three ranks than on two."
+            f"{_some(never)} never read. Does each rank take every third of the whole rest? (`read` counts samples of "
+            "all ranks, a number of batches means more on three ranks than on two, and drop_last drops.)"
         )
     twice = sorted(sample for sample, times in after.items() if times > 1)
     if twice:

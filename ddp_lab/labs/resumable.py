@@ -52,10 +52,12 @@ def main():
         loader = DataLoader(range(SAMPLES), batch_size=1, sampler=sampler)
         batches = islice(loader, args.before, None)
 
-    read = args.read
+    mine = torch.tensor(0)
     for step, batch in enumerate(islice(batches, args.steps)):
-        read += len(batch) * dist.get_world_size()
+        mine += len(batch)
         worker.log(epoch=EPOCH, step=step, samples=batch)  # the steps of this process
+    dist.all_reduce(mine)  # counted, not multiplied: some ranks may have one more
+    read = args.read + mine.item()
     worker.log(read=read)  # into the checkpoint, with the epoch: all that is needed to go on
     print(f"{read} of {SAMPLES} samples are read")
     dist.barrier()  # leave together

@@ -23,7 +23,7 @@ SAMPLES = 12
 
 def seed_all(seed):
     """Random numbers of its own for each rank, and the same in the next run with this seed."""
-    own = 1000 * seed + dist.get_rank()  # seed + rank: in another run another rank has it
+    own = 1000 * seed + dist.get_rank()  # seed + rank would come again: rank 0, with the next seed
     random.seed(own)
     numpy.random.seed(own)
     torch.manual_seed(own)  # a DataLoader draws from it what seeds its workers

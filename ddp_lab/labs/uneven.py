@@ -27,7 +27,7 @@ def while_all_have_one(batches):
     batches = iter(batches)
     while True:
         batch = next(batches, None)
-        all_have = torch.tensor(int(batch is not None))  # if the group serves GPUs alone: there
+        all_have = torch.tensor(int(batch is not None))  # on this rank's GPU, if the group has only those
         dist.all_reduce(all_have, dist.ReduceOp.MIN)
         if not all_have:
             return

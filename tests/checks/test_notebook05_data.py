@@ -203,7 +203,7 @@ WRONG_RESTS = {  # mistake: (edits of the solution, the hint)
     "not shared out": ([(MINE, "list(whole)[read:]")], "each of the three ranks reads all 7 that are left"),
     "too little skipped": ([("read + ", "read // 2 + ")], "4 samples, such as 2, are read again: to how many ranks"),
     "batches skipped": ([("read + ", "3 * 4 + ")], "4 samples, such as"),
-    "the remainder dropped": ([(MINE, f"{MINE}[:2]")], "is never read. `read` counts samples of all ranks"),
+    "the remainder dropped": ([(MINE, f"{MINE}[:2]")], "is never read. Does each rank take every third"),
     "padded": (
         [(MINE, "[list(whole)[read + i] for i in DistributedSampler(range(7), shuffle=False)]")],
         "2 samples, such as",

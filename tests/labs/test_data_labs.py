@@ -126,6 +126,7 @@ def test_a_stopped_epoch_goes_on_at_any_number_of_ranks():
         assert read == before * steps
         second = lab.torchrun("resumable", "--read", str(read), nproc=after, show="none")
         assert samples(first, second) == dict.fromkeys(range(12), 1)
+        assert [rank.records[-1]["read"] for rank in second.ranks] == [12] * after
 
 
 def test_skipping_batches_goes_on_rightly_at_the_old_number_of_ranks_alone():
