@@ -36,7 +36,9 @@ def ended_well(run, doc):
         if cause := next((line for line in str(run.error).splitlines() if line.startswith(mark)), None):
             raise NotYet(f"the run failed: {cause.removeprefix(mark)} {_where_ranks_part(script_of(run))}")
         what = (str(run.error).splitlines() or [type(run.error).__name__])[0]
-        raise NotYet(f"the run failed ({what}). Mend that first.")
+        error = re.search(r"^[A-Za-z_][\w.]*: .+", str(run.error).partition("\n")[2], re.MULTILINE)
+        said = f": {error[0].rstrip('.')}" if error else ""
+        raise NotYet(f"the run failed ({what}){said}. Mend that first.")
 
 
 def _where_ranks_part(tree):

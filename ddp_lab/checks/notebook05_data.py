@@ -1,6 +1,5 @@
 """Checks of the second half of notebook 05, Samplers: a stream, weights, the rest of an epoch."""
 
-import re
 from collections import Counter
 
 from ddp_lab.checks.answers import ended_well, first, is_run, kind_of, logged, named, of_ranks
@@ -18,7 +17,7 @@ def _stream(run):
     """The answer is the run of your cell on 3 ranks: `lab.check("05.4", answer)`."""
     if "'NoneType' object has no attribute" in str(getattr(run, "error", "")):
         raise NotYet("with 0 workers get_worker_info() is None: the rank itself reads, as its only worker.")
-    _ended(run, _stream.__doc__)
+    ended_well(run, _stream.__doc__)
     of_ranks(run, RANKS)
     for workers in WORKERS:
         own = [Counter(s for r in rank.records if r.get("workers") == workers for s in _list(r)) for rank in run.ranks]
@@ -53,7 +52,7 @@ def _weighted(answers):
     ended_well(target, _weighted.__doc__)
     if len(target.ranks) != 1:
         raise NotYet("`target` is to be the run of one_draw.py, on one process.")
-    _ended(run, _weighted.__doc__)
+    ended_well(run, _weighted.__doc__)
     of_ranks(run, 2)
     aim = _steps(target)[0]
     own, before = _steps(run), None
@@ -113,7 +112,7 @@ def _rest(answers):
     before = sum((Counter(_list(r)) for rank in stopped.ranks for r in rank.records), Counter())
     if len(stopped.ranks) != 2 or len(before) != 8 or before.total() != 8:
         raise NotYet("`stopped` is to be the run of stopped.py on 2 ranks, which has read 8 samples. Run it as it was.")
-    _ended(run, _rest.__doc__)
+    ended_well(run, _rest.__doc__)
     of_ranks(run, RANKS)
     own = [sum((Counter(_list(r)) for r in rank.records), Counter()) for rank in run.ranks]
     after = sum(own, Counter())
@@ -161,17 +160,6 @@ def _rest(answers):
             f"each is read once, but the ranks read {', '.join(map(str, sizes))} samples. Share them out evenly."
         )
     return f"{REST} samples, each read once: 8 on two ranks, then {', '.join(map(str, sizes))} on three."
-
-
-def _ended(run, doc):
-    """A hint unless the run ended well, with the error itself: the line of the loop in which it came says little."""
-    error = re.search(r"^[A-Za-z_][\w.]*: .+", str(getattr(run, "error", "")), re.MULTILINE)
-    try:
-        ended_well(run, doc)
-    except NotYet as told:
-        if error is None or not str(told).startswith("the run failed (rank"):
-            raise
-        raise NotYet(f"the run failed: {error[0]}. Mend that first.") from None
 
 
 def _even(run, workers, with_workers):

@@ -4,7 +4,7 @@ import ast
 import math
 from collections import Counter
 
-from ddp_lab.checks.answers import BRING, calls_in, ended_well, kind_of, of_ranks, script_of
+from ddp_lab.checks.answers import BRING, calls_in, ended_well, kind_of, logged, of_ranks, script_of
 from ddp_lab.checks.verdict import NotYet, exercise
 
 # Samples, ranks, drop_last: first those that the notebook has shown, what divides, and sets smaller than the world.
@@ -82,8 +82,10 @@ def _count_each_once(run):
     of_ranks(run, 4)
     batches = [_lists(rank, "samples") for rank in run.ranks]
     tree = script_of(run)
-    _each_once(batches, [record.get("accuracy") for rank in run.ranks for record in rank.records[-1:]], tree)
-    _the_accuracy(batches, [_accuracy(rank) for rank in run.ranks])
+    accuracies = logged(run, "accuracy")
+    _each_once(batches, accuracies, tree)
+    _are_numbers(accuracies)
+    _the_accuracy(batches, accuracies)
     if tree and not any(name and BRING.match(name) for name, _, _ in calls_in(tree)):
         raise NotYet("the accuracy is right, but no rank asked the others for their counts: it was not counted here.")
     counts = ", ".join(str(sum(map(len, own))) for own in batches)
@@ -147,15 +149,13 @@ def _says(tree, name, value):
     return any(isinstance(word.value, ast.Constant) and word.value.value is value for word in given)
 
 
-def _accuracy(rank):
-    """What this rank logged last as accuracy, else a hint."""
-    found = [record["accuracy"] for record in rank.records if "accuracy" in record]
-    if not found:
-        raise NotYet(f"rank {rank.rank} logged no accuracy. Each rank is to have it: worker.log(accuracy=...).")
-    last = found[-1][0] if isinstance(found[-1], list) and len(found[-1]) == 1 else found[-1]
-    if isinstance(last, bool) or not isinstance(last, (int, float)):
-        raise NotYet(f"rank {rank.rank} logged {str(last)[:40]!r} as accuracy, not a number.")
-    return last
+def _are_numbers(accuracies):
+    """A hint unless every rank has logged one."""
+    for rank, accuracy in enumerate(accuracies):
+        if accuracy is ...:
+            raise NotYet(f"rank {rank} logged no accuracy. Each rank is to have it: worker.log(accuracy=...).")
+        if isinstance(accuracy, bool) or not isinstance(accuracy, (int, float)):
+            raise NotYet(f"rank {rank} logged {str(accuracy)[:40]!r} as accuracy, not a number.")
 
 
 def _the_accuracy(batches, accuracies):

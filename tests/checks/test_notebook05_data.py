@@ -63,7 +63,7 @@ WRONG_STREAMS = {  # mistake: (edits of the solution, the hint)
     ),
     "a list returned": (
         [("yield from range(" + PART + ")", "return list(range(" + PART + "))")],
-        "the run failed: TypeError: iter() returned non-iterator of type 'list'. Mend that first.",
+        "): TypeError: iter() returned non-iterator of type 'list'. Mend that first.",
     ),
     "other samples": (
         [("range(own", "(7 + i for i in range(own"), ("world_size)\n", "world_size))\n")],
