@@ -25,6 +25,7 @@ def main():
     dist.broadcast(seed, src=0)  # one number, sent: now all ranks have rank 0's
     torch.manual_seed(seed.item())
     worker.log(after_a_sent_seed=torch.rand(()))
+    dist.barrier()  # leave together
     dist.destroy_process_group()
 
 

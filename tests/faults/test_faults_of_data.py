@@ -102,7 +102,7 @@ def test_iterable_not_split():
 
 
 def test_iterable_not_split_cured():
-    for nproc in (2, 4):
+    for nproc in (2, 3, 4):
         run = cured("iterable_not_split", nproc=nproc)
         assert reads(run) == ONCE and share_of_each(run) == {12 // nproc}
         assert run.ranks[-1].records[-1]["total"] == run.ranks[-1].records[-1]["distinct"] == 12
