@@ -46,7 +46,9 @@ def samples(runs, times=False, of=None):
                     look = {"textcoords": "offset points", "ha": "right", "va": "center", "fontweight": "bold"}
                     place = {"xy": (0, row.place), "xycoords": ("axes fraction", "data"), "xytext": (-52, 0)}
                     axes.annotate(f"epoch {row.epoch}", **place, **look)
-        words = ["in its box: the step in which it is read"] + ["times: by all ranks"] * times
+        often = any(text.get_text().endswith("×") for axes in all_axes for text in axes.texts)
+        words = ["in its box: the step in which it is read"] + ["5×: five times"] * often
+        words += ["times: by all ranks"] * times
         axes.set_xlabel(f"sample ({'; '.join(words)})")
     return figure
 

@@ -88,6 +88,9 @@ def test_steps_that_a_box_has_no_room_for_are_counted():
     often = run_of([read(0, step, 0) for step in range(5)] + [read(0, 10, 1), read(0, 11, 1)])
     (axes,) = figures.samples({"x": often}).axes
     assert rows(axes) == [("rank 0", [(BLUE, "5×"), (BLUE, "10,11")])]
+    assert "5×: five times" in axes.get_xlabel()
+    (axes,) = figures.samples({"x": run_of([read(0, 0, 0)])}).axes
+    assert "×" not in axes.get_xlabel()
 
 
 def test_records_without_a_step_are_numbered_as_in_the_frame():
