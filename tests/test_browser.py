@@ -136,7 +136,7 @@ def test_a_notebook_runs_from_top_to_bottom(name, lab, page):
     wait_for(finished, 240, "every cell has been run", every=2)
     cells = [cell for cell in _saved(folder, name).cells if cell.cell_type == "code"]
     assert not [error for cell in cells for error in _errors(cell)]
-    picture = re.compile(r"^ *(drawn\(|display\()?figures\.(?!table\b)", re.MULTILINE)
+    picture = re.compile(r"^(drawn\()?figures\.(?!table\b)", re.MULTILINE)
     drawing = [cell for cell in cells if picture.search(cell.source)]
     assert drawing and all(any("image/png" in o.get("data", {}) for o in cell.outputs) for cell in drawing)
 

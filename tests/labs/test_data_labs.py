@@ -171,6 +171,8 @@ def test_a_file_written_aside_is_whole_and_every_rank_downloads_it():
 
 
 SHOWN = {  # a lab: where the part begins and ends that notebook 05 shows of it
+    "who_gets_what": ("    dist.init_process_group()", "        worker.log(step"),
+    "evaluate": ("def add_up(", "    return accuracy"),
     "uneven": ("    files = ", "            worker.log("),
     "faults/same_augmentation": ("class Shifted", "        worker.log(step"),
     "seeding": ("def seed_all", '        return drawn | {"random"'),
@@ -188,6 +190,7 @@ def test_the_notebook_shows_of_each_lab_the_part_that_it_means():
     notebook = nbformat.read(Path(__file__).parents[2] / "notebooks" / "05_samplers.ipynb", as_version=4)
     code = "\n".join(cell.source for cell in notebook.cells)
     parts = dict(re.findall(r'lab\.source\("([^"]+)", lines=\((\d+, \d+)\)\)', code))
+    assert set(parts) == set(SHOWN)
     for name, (begins, ends) in SHOWN.items():
         first, *_, last = lab.source(name, lines=tuple(map(int, parts[name].split(", ")))).text.splitlines()
         assert first.startswith(begins) and last.startswith(ends), (name, first, last)
