@@ -4,7 +4,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from answering import Cells, hint
+from answering import Cells, hint, made_up_run
 
 import ddp_lab as lab
 from ddp_lab.checks.notebook04 import MASKS, own_gpus
@@ -190,6 +190,13 @@ def test_every_way_to_the_local_rank_is_right():
 
 def test_a_required_argument_is_told_that_torchrun_gives_none(right):
     run = CELLS.run("old.py", ("default=0", "required=True"))
+    assert "none may be required" in hint("04.3", right | {"torchrun": run})
+
+
+def test_it_is_told_too_where_the_first_rank_was_stopped_before_it_could_say_so(right):
+    run = made_up_run([[], []], error=RuntimeError("rank 1 failed"))
+    for rank, said in zip(run.ranks, ("", "error: the following arguments are required: --local-rank"), strict=True):
+        rank.stderr = said
     assert "none may be required" in hint("04.3", right | {"torchrun": run})
 
 
