@@ -232,14 +232,13 @@ class Job:
         who = tuple((read_json(place / "rank.json") or {}).get("rank", (0, 0)))
         if not processes.handles(who, signal.SIGUSR1):  # it has become another program: the signal would end it
             return
-        size = _size(place / "stacks.txt")
+        start = _size(place / "stacks.txt")
         processes.send(who, signal.SIGUSR1)
         deadline = time.monotonic() + _ANSWER
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            before, size = size, _size(place / "stacks.txt")
-            if size == before and _read_from(place / "stacks.txt", size - 1) == "\n":
-                break  # written piece by piece: whole when it has stopped growing
+        before, dump = None, ""
+        while time.monotonic() < deadline and not (dump == before and stacks.is_whole(dump)):
+            time.sleep(0.02)
+            before, dump = dump, _read_from(place / "stacks.txt", start)
 
 
 def follow(jobs: list[Job], screen: Screen, progress: Progress, timeout: float | None, stall: float | None) -> None:

@@ -40,6 +40,13 @@ def of_script(dump: str) -> str:
     return "\n\n".join("\n".join(thread) for thread in threads if len(thread) > 1) + "\n" if threads else ""
 
 
+def is_whole(dump: str) -> bool:
+    """Whether a dump has been written to its end, which faulthandler does piece by piece: the main thread comes last,
+    and its last frame is the program that was started, or dots where the stack is too deep.
+    """
+    return dump.endswith((" in <module>\n", "\n  ...\n"))
+
+
 def frames(text: str, main_thread: int | None) -> list[dict]:
     """The frames (file, line, function) of one thread, innermost first, in the last dump in `text`.
 

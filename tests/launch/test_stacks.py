@@ -1,12 +1,16 @@
 """stacks: from faulthandler's dump of a rank to one line of a table."""
 
+import json
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import wait_for
 
-from ddp_lab.launch import stacks
+from ddp_lab.launch import job, processes, stacks
 
 TORCH = str(Path(torch.__file__).parent)
 STDLIB = sysconfig.get_path("stdlib")
@@ -151,3 +155,45 @@ def test_a_dump_without_the_main_thread_places_nobody():
     dump = 'Current thread 0x00000001 (most recent call first):\n  File "/lib/json.py", line 258 in encode\n'
     assert stacks.frames(dump, 1)[0]["line"] == 258
     assert stacks.frames(dump, 2) == []
+
+
+IN_PIECES = """
+import signal, sys, time
+from pathlib import Path
+
+def dump(*_):
+    with open("stacks.txt", "a") as file:
+        for piece in sys.argv[1:]:
+            file.write(piece)
+            file.flush()
+            time.sleep(0.1)
+
+signal.signal(signal.SIGUSR1, dump)
+Path("ready").touch()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("earlier", ["", dump(("/me/a.py", 1, "<module>"))], ids=["no dump before", "a dump before"])
+def test_a_dump_that_is_written_piece_by_piece_is_waited_for(tmp_path, monkeypatch, earlier):
+    monkeypatch.setattr(job, "_ANSWER", 10)  # seconds: it is the end of the dump that ends the wait
+    place = tmp_path / "rank0"
+    place.mkdir()
+    (place / "stacks.txt").write_text(earlier)
+    header, *frames = dump(("/me/b.py", 2, "g"), ("/me/b.py", 3, "<module>")).splitlines(keepends=True)
+    rank = subprocess.Popen([sys.executable, "-c", IN_PIECES, header, *frames], cwd=place)
+    try:
+        wait_for((place / "ready").exists, 30, "its handler is there")
+        (place / "rank.json").write_text(json.dumps({"rank": processes.identity(rank.pid)}))
+        job.Job(tmp_path, {"kind": "torchrun"}, {}, 1)._make_dump(0)
+        assert (place / "stacks.txt").read_text() == earlier + header + "".join(frames)
+    finally:
+        rank.kill(), rank.wait()
+
+
+def test_a_dump_is_whole_with_the_first_frame_of_the_program_or_dots():
+    whole = dump(("/me/a.py", 2, "g"), ("/me/a.py", 3, "<module>"))
+    assert stacks.is_whole(HELPER + "\n" + whole) and stacks.is_whole(dump(("/me/a.py", 2, "g")) + "  ...\n")
+    for part in ("", whole[:-1], HELPER, dump(), dump(("/me/a.py", 2, "g"))):
+        assert not stacks.is_whole(part)
