@@ -96,8 +96,13 @@ def _run_all(page):
     page.click('.lm-Menu-item[data-command="runmenu:run-all"]')
 
 
-def _saved(folder, name):
-    return nbformat.read(folder / name, as_version=4)
+def _saved_code(folder, name):
+    """The code cells of a notebook as JupyterLab has saved it; none while it writes the file, in place."""
+    try:
+        notebook = nbformat.read(folder / name, as_version=4)
+    except nbformat.reader.NotJSONError:
+        return []
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def _save(page):
@@ -130,11 +135,11 @@ def test_a_notebook_runs_from_top_to_bottom(name, lab, page):
 
     def finished():
         _save(page)
-        cells = [cell for cell in _saved(folder, name).cells if cell.cell_type == "code"]
-        return all(cell.execution_count for cell in cells) or any(_errors(cell) for cell in cells)
+        cells = _saved_code(folder, name)
+        done = all(cell.execution_count for cell in cells) or any(_errors(cell) for cell in cells)
+        return done and cells
 
-    wait_for(finished, 240, "every cell has been run", every=2)
-    cells = [cell for cell in _saved(folder, name).cells if cell.cell_type == "code"]
+    cells = wait_for(finished, 240, "every cell has been run", every=2)
     assert not [error for cell in cells for error in _errors(cell)]
     picture = re.compile(r"^(drawn\()?figures\.(?!table\b)", re.MULTILINE)
     drawing = [cell for cell in cells if picture.search(cell.source)]
