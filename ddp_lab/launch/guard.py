@@ -55,10 +55,13 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> tu
         os.close(wake), os.close(wake_write)
 
     me = os.getpid()
+    # A signal that came to the child before it has forgotten our handlers would go to them, and be lost.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     child = os.fork()
     if child == 0:
         forget_signals()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         os.setsid()
         processes.die_with_parent(me)
         try:
@@ -66,6 +69,7 @@ def run_guarded(child_main: Callable[[], None], folder: Path, parent: int) -> tu
         except BaseException:
             traceback.print_exc()
         os._exit(70)  # not reached: child_main ends the process
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     write_whole(folder / "guard.json", {"guard": processes.identity(), "child": _identity(child)})
     deadline = None
