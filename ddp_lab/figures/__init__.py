@@ -10,6 +10,7 @@ from ddp_lab.figures.collectives import exchanges, waits
 from ddp_lab.figures.costs import cost_fit, times
 from ddp_lab.figures.counts import counts
 from ddp_lab.figures.dataparallel import carried, held, phases
+from ddp_lab.figures.gains import gains
 from ddp_lab.figures.lengths import lengths
 from ddp_lab.figures.masks import devices
 from ddp_lab.figures.reads import samples, weights
@@ -34,6 +35,7 @@ __all__ = [
     "curves",
     "devices",
     "exchanges",
+    "gains",
     "held",
     "lengths",
     "partial_sums",
