@@ -10,19 +10,16 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 from ddp_lab import gpus
-from ddp_lab.limits import GIB, RANK_MEMORY, cores, memory, read_text
+from ddp_lab.limits import GIB, RANK_MEMORY, cores, memory
 
 # The torch that every statement of the course was asserted on; pyproject.toml has the same pin and wins.
 TORCH = ">=2.14.1,<2.15"
 MOST_RANKS = 8  # a course of small models learns nothing from more
-SETTINGS = Path("/proc/sys")
-TRY = 3  # seconds for an attempt to make a namespace; it takes milliseconds
 SETUP = "python3 scripts/lab.py"
 SHORT = 32  # characters of what was found that stay on one line
 
@@ -326,56 +323,24 @@ def _room():
 
 
 def _tools():
-    item, skips = "namespaces", "the lessons on several machines skip their runs, by name."
+    from .launch import cluster
+
+    item, skips = "emulated hosts", "the lessons on several machines skip their runs, by name."
     if sys.platform != "linux":
         yield _row(item, "no", f"Only Linux has network namespaces: {skips}")
-    elif why := _no_namespaces():
-        yield _row(item, "no", f"No network namespaces: {skips}", why)
+    elif cluster.why_not():
+        yield _row(item, "no", f"No network namespaces: {skips}", cluster.cure())
     else:
-        yield _row(item, "yes", "Several machines can be emulated on this one.")
-
-    if sys.platform == "linux":
-        missing = [tool for tool in ("ip", "tc") if not _which(tool)]
-        if missing:
-            means = f"The emulated machines have no network without {' and '.join(missing)}: {skips}"
-            yield _row(
-                "ip, tc",
-                "missing",
-                means,
-                "`sudo apt install iproute2` (or `dnf install iproute iproute-tc`).",
-            )
-        else:
-            yield _row("ip, tc", "yes", "They wire emulated machines and set a link's speed.")
+        delays = "" if cluster.why_not(delay=True) == "" else " (Without delays: its kernel has no netem.)"
+        yield _row(item, "yes", f"Several machines, joined by links of a given rate, fit on this one.{delays}")
 
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    browser = next(filter(None, map(_which, names)), None)
+    browser = next(filter(None, map(shutil.which, names)), None)
     if browser:
         yield _row("chromium", browser, "The project's own tests drive notebooks with it.")
     else:
         means = "Only the project's own browser tests need it; the course does not."
         yield _row("chromium", "missing", means, "`sudo apt install chromium`, if you want to run those tests.")
-
-
-def _no_namespaces():
-    """Why a network namespace cannot be made here, as a cure; None where it can."""
-    unshare = _which("unshare")
-    if not unshare:
-        return "`sudo apt install util-linux` brings `unshare`."
-    attempt = [unshare, "--user", "--map-root-user", "--net", "true"]
-    try:
-        if subprocess.run(attempt, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRY).returncode == 0:
-            return None
-    except (subprocess.TimeoutExpired, OSError):
-        pass
-    switches = {  # kernel settings that forbid it, and the value with which they allow it
-        "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),  # Ubuntu from 24.04
-        "kernel.unprivileged_userns_clone": ("0", "1"),  # Debian before 11
-        "user.max_user_namespaces": ("0", "10000"),  # RHEL
-    }
-    for name, (forbids, allows) in switches.items():
-        if read_text(SETTINGS / name.replace(".", "/")) == forbids:
-            return f"`sudo sysctl -w {name}={allows}` allows them until the next boot."
-    return "In Docker: `docker run --security-opt seccomp=unconfined --cap-add SYS_ADMIN`."
 
 
 # Facts
@@ -409,11 +374,6 @@ def _has_nccl():
         return "+cu" in torch
     needs = metadata.requires("torch") or []
     return any(_version(re.match(r"[\w.-]+", need)[0]) for need in needs if need.startswith("nvidia-nccl"))
-
-
-def _which(program):
-    # Debian keeps ip and tc in a folder that is not on everybody's PATH.
-    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin")
 
 
 # Words

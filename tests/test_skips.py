@@ -7,6 +7,7 @@ import pytest
 
 import ddp_lab as lab
 from ddp_lab import gpus
+from ddp_lab.launch import cluster
 
 
 @pytest.fixture
@@ -44,5 +45,22 @@ def test_with_its_gpus_nothing_is_said(monkeypatch, capsys, ledger):
 
 @pytest.mark.parametrize("names, number", [((), 1), (("",), 1), ((3,), 1), (("a",), 0), (("a",), True), (("a",), "1")])
 def test_what_cannot_be_asked_is_refused(names, number):
-    with pytest.raises(lab.InputError, match="can_run|give the number of GPUs"):
-        lab.can_run(*names, gpus=number)
+    for need, what in {"gpus": "GPUs", "nodes": "emulated hosts"}.items():
+        with pytest.raises(lab.InputError, match=f"can_run|give the number of {what}"):
+            lab.can_run(*names, **{need: number})
+
+
+def test_it_is_told_what_the_runs_need():
+    with pytest.raises(lab.InputError, match="gpus=2, or nodes=2"):
+        lab.can_run("a")
+
+
+@pytest.mark.parametrize("why", ["", "emulated hosts need Linux"])
+def test_each_run_without_its_hosts_is_skipped_by_name_and_noted(monkeypatch, capsys, ledger, why):
+    monkeypatch.setattr(cluster, "why_not", lambda: why)
+    assert lab.can_run("a", "b", nodes=2) is (why == "")
+    assert lab.can_run("a", nodes=1) is True
+    said = "needs emulated hosts, and this machine has none (`python -m ddp_lab doctor`)"
+    assert capsys.readouterr().out == ("".join(f"skipped: {name} {said}\n" for name in "ab") if why else "")
+    events = [json.loads(line) for line in ledger.read_text().splitlines()] if why else []
+    assert [(event["script"], event["why"]) for event in events] == [(name, said) for name in "ab" if why]

@@ -41,6 +41,8 @@ def main(folder: Path, parent: int, forked: bool = False) -> int:
     lifeline = take_lifeline()
     processes.adopt_orphans()
     try:
+        if work["kind"] == "hosts":
+            return run_hosts(work, folder, lifeline, parent, forked)
         if work["kind"] == "torchrun":
             watch(lifeline, parent)
             return run_torchrun(work["options"], work["argv"], parent, forked)
@@ -80,16 +82,94 @@ def run_torchrun(options: list[str], argv: list[str], parent: int, forked: bool)
     """torch's own torchrun, in this process, with its store on a loopback socket. It starts our rank.py, which runs
     the learner's script `argv`; `forked`: by its fork mode.
     """
+    if not _load_torch(parent):
+        return 1
+    _keep_store_on("127.0.0.1", forked)
+    return _call_torchrun(options, argv, forked)
+
+
+def run_hosts(work: dict, folder: Path, lifeline: int, parent: int, forked: bool) -> int:
+    """A torchrun for each emulated host, joined by links (see hosts.py); its options stand in `work["options"]`, one
+    list for each. The first that fails has the others stopped. Leaves `wire.json`: what has gone over the interfaces.
+    """
+    from ddp_lab.launch import hosts
+
+    try:
+        network = hosts.Network(len(work["options"]), folder, work["rate"], work["delay"])  # before any other thread
+    except Exception as error:
+        print(f"hosts cannot be emulated here: {error}", file=sys.stderr)
+        return 1
+    watch(lifeline, parent)
+    if not _load_torch(parent):
+        return 1
+    me = os.getpid()
+    others_live, one_lives = os.pipe()  # it ends when all hosts but the first have ended
+
+    def be_host(host: int) -> int:
+        os.close(one_lives if host == 0 else others_live)
+        processes.adopt_orphans()
+        watch(lifeline, me)
+        stores = _keep_store_on(hosts.address(0), forked)
+        code = _call_torchrun(work["options"][host], work["argv"], forked)
+        if host == 0 and code == 0:
+            os.read(others_live, 1)  # they need its stores until they have ended
+        del stores
+        return code
+
+    running = {}
+    try:
+        for host in range(len(work["options"])):
+            running[network.start(host, lambda host=host: be_host(host))] = host
+        os.close(others_live), os.close(one_lives)
+        failure = _first_failure(running)
+    except OSError as error:
+        print(f"hosts cannot be emulated here: {error}", file=sys.stderr)
+        return 1
+    guard.write_whole(folder / "wire.json", {"wire": network.wire()})
+    if failure < 0:  # its torchrun was killed: so is this one, to whom the kernel listens
+        processes.end_descendants()
+        guard.leave_like(failure)
+    return failure
+
+
+def _first_failure(running: dict[int, int]) -> int:
+    """Wait for the hosts {pid: number}; returns the exit code of the first that fails (negative: the signal that has
+    killed it), and stops the others then.
+    """
+    failure, deadline = 0, None
+    signal.signal(signal.SIGTERM, lambda *_: None)  # each host is told by its own watch
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG if deadline else 0)
+        if not pid:
+            if time.monotonic() > deadline:
+                break  # main() ends what is left
+            time.sleep(0.01)
+        elif (host := running.pop(pid, None)) is not None and status and not failure:
+            failure = os.waitstatus_to_exitcode(status)
+            print(f"host {host}: its torchrun ended with {failure}", file=sys.stderr)
+            deadline = time.monotonic() + PATIENCE
+            for other in running:
+                os.kill(other, signal.SIGTERM)
+    return failure
+
+
+def _load_torch(parent: int) -> bool:
+    """Whether torch could be imported."""
     # Loading torch's libraries holds the interpreter's lock, from a slow disk for seconds: the thread that watches the
     # lifeline cannot run then. There are no ranks yet, so the system may end this process with its parent.
     processes.die_with_parent(parent)
     try:
-        from torch.distributed import run
+        from torch.distributed import run  # noqa: F401
     except Exception as error:
         print(f"torch cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return False
     processes.die_with_parent(parent, 0)
-    _keep_store_on_loopback()
+    return True
+
+
+def _call_torchrun(options: list[str], argv: list[str], forked: bool) -> int:
+    from torch.distributed import run
+
     _join_without_delay()
     here = Path(__file__)
     start = [str(here.with_name("rank.py"))]
@@ -128,28 +208,37 @@ def _become(argv: list[str], folder: Path) -> None:
         os._exit(127)
 
 
-def _keep_store_on_loopback() -> None:
-    """Hand torchrun's stores a socket that listens on 127.0.0.1 only.
+def _keep_store_on(address: str, forked: bool) -> list:
+    """Hand torchrun's stores a socket that listens on this address only. Returns a list that will hold them.
 
     By itself a TCPStore listens on every address, whatever --local-addr says, and torchrun's rendezvous unpickles
     what it finds in it: whoever could connect could run code as the learner.
+
+    `forked`: without libuv, which would make a pipe in each rank, and close it in each fork of the rank by the numbers
+    that it had, whatever these stand for by then: a DataLoader's queue, for one.
     """
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
 
-    class LoopbackStore(dist.TCPStore):
+    stores = []
+
+    class BoundStore(dist.TCPStore):
         def __init__(self, host_name, port, world_size=None, is_master=False, *args, **options):
             if is_master and options.get("master_listen_fd") is None:
                 listener = socket.socket()
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", port or 0))
+                listener.bind((address, port or 0))
                 listener.listen(128)
                 port = listener.getsockname()[1]
                 options["master_listen_fd"] = listener.detach()
+            if is_master and forked:
+                options["use_libuv"] = False
             super().__init__(host_name, port, world_size, is_master, *args, **options)
+            stores.append(self)
 
     for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
-        _replace(module, "TCPStore", LoopbackStore)
+        _replace(module, "TCPStore", BoundStore)
+    return stores
 
 
 def _join_without_delay() -> None:

@@ -36,11 +36,15 @@ def clean_path() -> dict[str, str]:
     return env
 
 
-def of_ranks(nproc: int) -> dict[str, str]:
-    """The environment of `nproc` ranks on this machine, without the learner's own settings."""
+def of_ranks(nproc: int, interface: str | None = None) -> dict[str, str]:
+    """The environment of `nproc` ranks on this machine, without the learner's own settings. `interface`: over which
+    they talk, by default the loopback.
+    """
     env = clean()
     env["OMP_NUM_THREADS"] = str(max(1, limits.cores() // nproc))
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if interface:
+            env[name] = interface
         env.setdefault(name, loopback)
     return env

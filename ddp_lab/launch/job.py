@@ -43,7 +43,8 @@ class Expiry:
 
 
 class Job:
-    """`work` is what the agent is to do: {"kind": "torchrun", "options": [...], "argv": [...]}, or without options
+    """`work` is what the agent is to do: {"kind": "torchrun", "options": [...], "argv": [...]}, with options for each
+    host {"kind": "hosts", "options": [[...], ...], "rate": .., "delay": .., "argv": [...]}, or without any
     {"kind": "command", "argv": [...]}. `server` forks the agent; None starts it cold, and so does a server that has
     just gone, unless the start is to be `warm_only`.
     """
@@ -60,7 +61,7 @@ class Job:
         self.folder = folder
         self.ranks = range(ranks)
         self.expiry: Expiry | None = None
-        self._of_ranks = work["kind"] == "torchrun"
+        self._of_ranks = work["kind"] != "command"
         self._env = env | {"DDP_LAB_RUN_DIR": str(folder)}
         self._server, self._warm_only = server, warm_only
         self._agent: subprocess.Popen | warm.Agent | None = None

@@ -10,6 +10,7 @@ import re
 import shlex
 from types import ModuleType
 
+from ddp_lab import skips
 from ddp_lab.errors import InputError
 from ddp_lab.launch.torchrun import launch, require_system
 
@@ -44,7 +45,7 @@ def _show(text: str) -> str | list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="%%torchrun", add_help=False, allow_abbrev=False)
     add = parser.add_argument
-    add("--nproc", default=2, type=int, metavar="N", help="ranks (default 2)")
+    add("--nproc", default=2, type=int, metavar="N", help="ranks (default 2); with --nodes, on each host")
     add("--name", default="cell.py", metavar="FILE.py", help="the file's name that is shown (default cell.py)")
     add("--timeout", default=120, type=_clock, metavar="S", help="seconds in all, or none (default 120)")
     add("--stall", default=60, type=_clock, metavar="S", help="seconds without a sign of life, or none (default 60)")
@@ -55,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm", action="store_true", default=None, help="start from the warm server, or fail")
     add("--cold", dest="warm", action="store_false", default=None, help="start fresh interpreters")
     add("--count", action="store_true", help="count the collectives: run.collectives")
+    add("--nodes", default=1, type=int, metavar="N", help="emulated hosts (default 1: this machine)")
+    add("--link", metavar="RATE", help="the rate of their links, such as 1gbit or 200mbit (default: no limit)")
+    add("--delay", metavar="TIME", help="the delay of each packet, such as 20ms (where the kernel has netem)")
     add("--no-check", dest="check", action="store_false", help="raise nothing when the run fails")
     return parser
 
@@ -91,9 +95,14 @@ def torchrun_cell(line: str, cell: str) -> None:
         if not equals:
             raise InputError(f"%%torchrun: --env {pair!r} has no '='. Write --env NAME=value.")
         env[name] = value
-    given = (options.nproc, options.timeout, options.stall, options.show, options.expect, env or None)
+    if options.nodes > 1 and (why := skips.hosts_lack()):
+        skips.skip(options.name, why)
+        variables[options.result] = None
+        return
+    given = (options.nproc, options.timeout, options.stall, options.show, options.expect, env or None, options.warm)
+    given += (options.check, options.count, options.nodes, options.link, options.delay)
     try:
-        run = launch([], options.name, args, *given, options.warm, options.check, options.count, cell=cell)
+        run = launch([], options.name, args, *given, cell=cell)
     except BaseException as error:
         if getattr(error, "run", None) is not None:
             variables[options.result] = error.run
@@ -132,7 +141,8 @@ def _is_empty(cell: str) -> bool:
 torchrun_cell.__doc__ = f"""{torchrun_cell.__doc__}
 
 The cell is saved as a file in the run's folder, and that file is run. Arguments for the script go after `--`.
-The Run is bound to `run` (see --result), also when it fails; the cell itself returns nothing.
+The Run is bound to `run` (see --result), also when it fails; the cell itself returns nothing. Where hosts cannot be
+emulated, a cell with --nodes is skipped, in a line that says so, and None is bound.
 
 {_parser().format_help()}
 Example:

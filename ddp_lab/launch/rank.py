@@ -41,6 +41,8 @@ def main(forked: bool = False) -> None:
     folder = Path(os.environ.pop("DDP_LAB_RUN_DIR")) / f"rank{os.environ['RANK']}"
     os.environ["DDP_LAB_RANK_DIR"] = str(folder)
     agent = int(os.environ.pop("DDP_LAB_AGENT"))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        _link_streams(folder)
     counts = os.environ.pop("DDP_LAB_COUNT", None)
 
     def be_rank() -> None:
@@ -55,6 +57,12 @@ def main(forked: bool = False) -> None:
         processes.die_with_parent(agent)
         return
     guard.leave_like(code)
+
+
+def _link_streams(folder: Path) -> None:
+    """Torchrun has named their files by the local rank, and whoever follows this run asks by rank."""
+    for name, descriptor in (("stdout.log", 1), ("stderr.log", 2)):
+        (folder / name).symlink_to(os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
 def run(target: list[str], folder: Path) -> None:

@@ -141,6 +141,23 @@ class Run:
         table = pandas.DataFrame(rows, columns=counted.COLUMNS).astype({"peer": "Int64"}).convert_dtypes()
         return table.assign(step=table["step"].fillna(pandas.NA))  # None is left where steps are of several kinds
 
+    @property
+    def wire(self):
+        """What went over the emulated hosts' interfaces, from the run's first packet to its last: a pandas table, a row
+        for each host. Columns: host, interface, sent, received (bytes, headers and acknowledgements included).
+        InputError for a run without several hosts, or one that was stopped before it could say.
+        """
+        import pandas
+
+        self.ranks[0]._check()
+        found = read_json(self.dir / "wire.json")
+        if found is None:
+            raise InputError(
+                f"{self.name} has no account of what went over its links. Run it on several hosts: nodes=2 "
+                "(%%torchrun --nodes 2); one that is stopped leaves none."
+            )
+        return pandas.DataFrame(found["wire"])
+
     def _why_uncounted(self) -> str:
         if not self._count:
             return f"the collectives of {self.name} were not counted. Run it with count=True (%%torchrun --count)."

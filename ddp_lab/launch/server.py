@@ -52,6 +52,9 @@ def preload() -> set[str]:
         from ddp_lab.launch import fresh, rank  # noqa: F401
         from ddp_lab.meters import recorder  # noqa: F401
 
+        with contextlib.suppress(ImportError):  # it is for Linux
+            import pyroute2  # noqa: F401
+
     torch.distributed.run.get_args_parser()  # compiles what argparse compiles
     fresh.GENERATORS = [one for one in gc.get_objects() if issubclass(type(one), random.Random)]
     # At its exit each fork would take torch's operators out of its registry, one after the other, for 30 ms.

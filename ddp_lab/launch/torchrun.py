@@ -9,13 +9,13 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 
 from ddp_lab import catalog, gpus, limits
 from ddp_lab.errors import InputError
-from ddp_lab.launch import environment, failures, folders, outcome, warm
+from ddp_lab.launch import cluster, environment, failures, folders, hosts, outcome, warm
 from ddp_lab.launch.job import Interrupted, Job, follow
 from ddp_lab.launch.output import Progress, Screen, colored, rank_color, say
 from ddp_lab.launch.result import Run, plural, remember
@@ -36,12 +36,15 @@ def torchrun(
     warm: bool | None = None,
     check: bool = True,
     count: bool = False,
+    nodes: int = 1,
+    link: str | int | None = None,
+    delay: str | None = None,
 ) -> Run:
     """Run a script on `nproc` ranks with torchrun, show what they print, and return a Run.
 
     script: a path that ends in .py, or the name of a lab ("train_ddp", "faults/no_sampler").
     args: its command-line arguments.
-    nproc: ranks, all on this machine (1 to 64).
+    nproc: ranks, all on this machine (1 to 64); with `nodes`, on each of them.
     timeout, stall: seconds in all, and without a sign of life, after which the run is stopped; None: no limit.
     show: "all", "none", a rank or several. Whatever is shown, `run.ranks` has everything.
     expect: the run passes only if it fails, with this text in the error's type and message (or the hang's report).
@@ -50,18 +53,44 @@ def torchrun(
         and a line says why where it cannot.
     check: False returns the Run of a failure or a hang (`run.error`) and raises nothing.
     count: True counts the collectives that the ranks issue, whatever the script does: see `run.collectives`.
+    nodes: above 1, so many emulated hosts, each with a network stack, a name and a torchrun of its own, joined by
+        links: see `run.wire`. Linux only.
+    link: the rate of each link, both ways, in tc's notation ("1gbit", "200mbit"); None: no limit.
+    delay: of each packet ("20ms"), where the kernel has netem.
 
     Raises RankError, HangError, ExpectationError, LaunchError; InputError for arguments that cannot be used.
     """
     require_system()
     target, name = _target(script)
-    return launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, count)
+    given = (nproc, timeout, stall, show, expect, env, warm, check, count, nodes, link, delay)
+    return launch(target, name, args, *given)
 
 
-def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, check, count=False, cell=None) -> Run:
+def launch(
+    target: list[str],
+    name: str,
+    args: tuple[str, ...],
+    nproc: int,
+    timeout: float | None,
+    stall: float | None,
+    show: str | int | Iterable[int],
+    expect: str | None,
+    env: Mapping[str, str] | None,
+    warm: bool | None,
+    check: bool,
+    count: bool = False,
+    nodes: int = 1,
+    link: str | int | None = None,
+    delay: str | None = None,
+    cell: str | None = None,
+) -> Run:
     """What torchrun() and %%torchrun share. `cell`: source to be saved in the run's folder under `name`, and run."""
     check_arguments(args)
     check_nproc(nproc)
+    hosted = cluster.of(nodes, nproc, link, delay)
+    if hosted:
+        nproc *= hosted.nodes
+        check_nproc(nproc, f"{hosted.nodes} hosts with {hosted.nproc} each: ")
     check_clocks(timeout, stall)
     ranks = shown_ranks(show, nproc)
     settings = check_env(env)
@@ -75,26 +104,30 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
             f"torch is not installed for {sys.executable}. Start JupyterLab with `python3 scripts/lab.py`, "
             "which installs it, or choose the kernel of its .venv."
         )
-    settings, note = _hide_missing_gpus(nproc, settings)
+    settings, note = _hide_missing_gpus(nproc, settings, hosted)
 
     folder = folders.create(nproc)
     if cell is not None:
         path = folder / name
         path.write_text(cell, encoding="utf-8")
         target = [str(path)]
-    command = shown_command(settings, ["torchrun", "--standalone", "--nproc-per-node", str(nproc)], target, args)
+    options = hosted.options(0) if hosted else ["--standalone", "--nproc-per-node", str(nproc)]
+    command = shown_command(settings, ["torchrun", *options], target, args)
     say(colored(f"$ {command}", _QUIET))
+    if hosted:
+        say(colored(f"{hosted}; this is the command on host 0, the others have --node-rank 1 and up", _QUIET))
     if note:
         say(colored(note, _QUIET))
 
     began = time.monotonic()
-    env = environment.of_ranks(nproc) | settings | ({"DDP_LAB_COUNT": "1"} if count else {})
+    interface = hosts.INTERFACE if hosted else None
+    env = environment.of_ranks(nproc, interface) | settings | ({"DDP_LAB_COUNT": "1"} if count else {})
     run = Run(folder, name, command, nproc, 0.0, count)
     try:
         server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)
-        work = {"kind": "torchrun", "options": _options(folder, nproc), "argv": [*target, *args]}
+        work = {"argv": [*target, *args], **(_on_hosts(folder, hosted) if hosted else _here(folder, nproc))}
         job = Job(folder, work, env, nproc, server, warm_only=bool(warm))
-        screen = Screen({r: job.streams(r) for r in range(nproc)}, rank_label, ranks)
+        screen = Screen({r: job.streams(r) for r in range(nproc)}, label_of(hosted), ranks)
         progress = Progress([folder / f"rank{r}" / "progress.jsonl" for r in range(nproc)])
         follow([job], screen, progress, timeout, stall)
     except Interrupted as stop:
@@ -110,9 +143,15 @@ def launch(target, name, args, nproc, timeout, stall, show, expect, env, warm, c
     return run
 
 
-def rank_label(rank: int) -> str:
-    """What stands before a line of a rank."""
-    return colored(f"[rank {rank}]", rank_color(rank)) + " "
+def rank_label(rank: int, host: int | None = None) -> str:
+    """What stands before a line of a rank, and of its host where there are several."""
+    where = f"rank {rank}" if host is None else f"host {host} rank {rank}"
+    return colored(f"[{where}]", rank_color(rank)) + " "
+
+
+def label_of(hosted: cluster.Cluster | None) -> Callable[[int], str]:
+    """rank_label for the ranks of a run."""
+    return (lambda rank: rank_label(rank, hosted.host(rank))) if hosted else rank_label
 
 
 def shown_command(settings: Mapping[str, str], start: list[str], target: list[str], args: Iterable[str]) -> str:
@@ -145,13 +184,29 @@ def _server(asked: bool | None, env: dict[str, str], folder: Path) -> warm.Serve
     return server
 
 
-def _options(folder: Path, nproc: int) -> list[str]:
-    """torchrun's own options."""
-    return [
-        *("--standalone", "--nproc-per-node", str(nproc), "--local-addr", "127.0.0.1"),
-        *("--redirects", "3", "--log-dir", str(folder / "logs")),
-        *("--shutdown-timeout", "1", "--monitor-interval", "0.005"),
-    ]
+def _here(folder: Path, nproc: int) -> dict:
+    """What the agent is to do for ranks on this machine alone."""
+    own = ["--standalone", "--nproc-per-node", str(nproc), "--local-addr", "127.0.0.1", *_common(folder / "logs")]
+    return {"kind": "torchrun", "options": own}
+
+
+def _on_hosts(folder: Path, hosted: cluster.Cluster) -> dict:
+    """What the agent is to do for ranks on emulated hosts."""
+
+    def options(host: int) -> list[str]:
+        return [
+            *hosted.options(host),
+            "--local-addr",
+            hosts.address(host),
+            *_common(folder / "logs" / hosts.name(host)),
+        ]
+
+    each = [options(host) for host in range(hosted.nodes)]
+    return {"kind": "hosts", "options": each, "rate": hosted.rate, "delay": hosted.delay}
+
+
+def _common(logs: Path) -> list[str]:
+    return [*("--redirects", "3", "--log-dir", str(logs)), *("--shutdown-timeout", "1", "--monitor-interval", "0.005")]
 
 
 def _target(script: str | os.PathLike) -> tuple[list[str], str]:
@@ -216,15 +271,16 @@ def check_arguments(args: Iterable[str]) -> None:
             raise InputError(f"argument {arg!r} holds a NUL character, which no command line can carry.")
 
 
-def check_nproc(nproc: int) -> None:
+def check_nproc(nproc: int, asked: str = "") -> None:
     if isinstance(nproc, bool) or not isinstance(nproc, Integral):
         raise InputError(f"nproc={nproc!r} is not a whole number. Write nproc=2.")
+    asked = f"{asked}{plural(nproc, 'rank')}" if asked else f"nproc={nproc}"
     if not 1 <= nproc <= MOST_RANKS:
-        raise InputError(f"nproc={nproc}: a run has 1 to {MOST_RANKS} ranks.")
+        raise InputError(f"{asked}: a run has 1 to {MOST_RANKS} ranks.")
     room = limits.memory()[0] // limits.RANK_MEMORY
     if nproc > max(1, room):
         raise InputError(
-            f"nproc={nproc}: the free memory carries about {room} ranks ({limits.RANK_MEMORY >> 20} MiB each). "
+            f"{asked}: the free memory carries about {room} ranks ({limits.RANK_MEMORY >> 20} MiB each). "
             "Take fewer, or close other programs."
         )
 
@@ -284,9 +340,13 @@ def check_env(env: Mapping[str, str] | None) -> dict[str, str]:
     return dict(env)
 
 
-def _hide_missing_gpus(nproc: int, settings: dict[str, str]) -> tuple[dict[str, str], str]:
-    """Where there are GPUs, but fewer than ranks, hide them all: a rank without one of its own cannot take part."""
+def _hide_missing_gpus(nproc: int, settings: dict[str, str], hosted: object = None) -> tuple[dict[str, str], str]:
+    """Where there are GPUs, but fewer than ranks, hide them all: a rank without one of its own cannot take part.
+    And those of this machine are on no emulated host: nccl would go from one to the other past the links.
+    """
     present = gpus.count(dict(os.environ) | settings)
+    if hosted and present:
+        return settings | {"CUDA_VISIBLE_DEVICES": ""}, "emulated hosts have no GPUs: the run is on the CPU, with gloo"
     if not 0 < present < nproc:
         return settings, ""
     note = f"{nproc} ranks, but {plural(present, 'GPU')} here: the run is on the CPU, with gloo"

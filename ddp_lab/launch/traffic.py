@@ -17,14 +17,32 @@ _BYTES_AT = 120  # of tcpi_bytes_acked, then tcpi_bytes_received, in struct tcp_
 
 
 def of(pids: Iterable[int]) -> int:
-    """Bytes that the open TCP connections of these processes have carried, both ways; 0 where nothing tells."""
+    """Bytes that the open TCP connections of these processes have carried, both ways, or the interfaces of the emulated
+    hosts that they run on; 0 where nothing tells.
+    """
+    pids = list(pids)
     mine = set().union(*map(_inodes, pids))
     if not mine:
         return 0
     try:
-        return sum(carried for inode, carried in _connections() if inode in mine)
+        return sum(carried for inode, carried in _connections() if inode in mine) + _on_other_hosts(pids)
     except (OSError, AttributeError, struct.error):  # another system, or one that forbids to ask
         return 0
+
+
+def _on_other_hosts(pids: list[int]) -> int:
+    """What the interfaces of the network namespaces of these processes have carried, our own left out."""
+    hosts = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            hosts[os.readlink(f"/proc/{pid}/ns/net")] = pid
+    hosts.pop(os.readlink("/proc/self/ns/net"), None)
+    carried = 0
+    for pid in hosts.values():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/dev") as table:
+            rows = [line.partition(":")[2].split() for line in table if ":" in line]
+            carried += sum(int(row[0]) + int(row[8]) for row in rows)
+    return carried
 
 
 def _inodes(pid: int) -> set[int]:

@@ -50,8 +50,9 @@ def is_server(process):
 
 def roles(of):
     """What the marked processes of a run are, from who started whom: {"agent": [...], "guard": [...], ...}."""
-    found = {"server": [], "agent": [], "guard": [], "rank": [], "worker": [], "other": []}
-    below = {"server": "agent", "agent": "guard", "guard": "rank", "rank": "worker", "worker": "worker"}
+    found = {"server": [], "agent": [], "host": [], "guard": [], "rank": [], "worker": [], "other": []}
+    below = {"server": "agent", "agent": "guard", "host": "guard", "guard": "rank"}
+    below |= {"rank": "worker", "worker": "worker"}
     role = {}
 
     def tell(process):
@@ -59,6 +60,8 @@ def roles(of):
             parent = of.get(process.ppid())
             if parent is not None:
                 role[process.pid] = below.get(tell(parent), "other")
+                if tell(parent) == "agent" and host_name(process) != host_name(parent):
+                    role[process.pid] = "host"
             elif is_server(process):
                 role[process.pid] = "server"
             else:  # a fork of the server, or started as an agent
@@ -70,6 +73,12 @@ def roles(of):
         with suppress(psutil.Error):
             found[tell(process)].append(process)
     return found
+
+
+def host_name(process):
+    """What identifies the host name that a process has: another one on each emulated host."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{process.pid}/ns/uts")
 
 
 def command_line(process):

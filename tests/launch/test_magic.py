@@ -12,7 +12,7 @@ from launching import as_typed, dumped, jsons, plain, script, see
 from nbclient import NotebookClient
 
 import ddp_lab as lab
-from ddp_lab.launch import magic
+from ddp_lab.launch import cluster, magic
 
 # ---- options; nothing is run
 
@@ -28,6 +28,7 @@ def given(monkeypatch):
         return "the run"
 
     monkeypatch.setattr(magic, "launch", launch)
+    monkeypatch.setattr(cluster, "why_not", lambda: "")
     shell = SimpleNamespace(user_ns={})
     monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
 
@@ -48,6 +49,9 @@ OPTIONS = {  # keyword of lab.torchrun: (the magic's option, its value)
     "warm": ("--cold", False),
     "check": ("--no-check", False),
     "count": ("--count", True),
+    "nodes": ("--nodes 3", 3),
+    "link": ("--nodes 2 --link 1gbit", "1gbit"),
+    "delay": ("--nodes 2 --delay 20ms", "20ms"),
 }
 
 
@@ -55,6 +59,14 @@ OPTIONS = {  # keyword of lab.torchrun: (the magic's option, its value)
 def test_an_option_arrives_as_the_keyword(given, keyword):
     line, value = OPTIONS[keyword]
     assert given(line)[keyword] == value and type(given(line)[keyword]) is type(value)
+
+
+def test_where_hosts_cannot_be_emulated_a_cell_on_hosts_is_skipped_by_name(given, monkeypatch, capsys):
+    monkeypatch.setattr(cluster, "why_not", lambda: "no namespaces")
+    taken = given("--nodes 2 --name hooks.py --result slow")
+    assert capsys.readouterr().out.startswith("skipped: hooks.py needs emulated hosts")
+    assert taken["variables"] == {"slow": None} and "nodes" not in taken
+    assert given("--nodes 1")["variables"] == {"slow": None, "run": "the run"}
 
 
 def test_each_keyword_of_lab_torchrun_has_an_option_and_the_same_default(given):

@@ -19,7 +19,7 @@ from launching import ASLEEP, plain
 from waiting import wait_for
 
 import ddp_lab as lab
-from ddp_lab.launch import warm
+from ddp_lab.launch import cluster, warm
 
 STUBBORN = """
 import signal, time
@@ -77,9 +77,16 @@ WAYS = {
     "both killed": lambda kernel, agent: (kill(agent), kernel.kill()),
 }
 
-STARTS = {"warm": True, "cold": False}
+# How the run is started: options, and the hosts that it is on. "hosts" are emulated.
+STARTS = {
+    "warm": ("warm=True", 0),
+    "cold": ("warm=False", 0),
+    "hosts": ("warm=True, nodes=2, nproc=1", 2),
+    "cold hosts": ("warm=False, nodes=2, nproc=1", 2),
+}
 
-# Each way and each state once, warm; of these two cold, which are the ways of learners; the rest is slow.
+# Each way and each state once, warm; of these some cold, which are the ways of learners, and some on hosts; the rest is
+# slow.
 QUICK = {
     ("interrupt", "deadlock"),
     ("shutdown", "asleep"),
@@ -89,7 +96,11 @@ QUICK = {
     ("both killed", "ignores SIGTERM"),
 }
 
-QUICK_COLD = ("interrupt", "kernel killed")
+QUICK_WAYS = {
+    "cold": ("interrupt", "kernel killed"),
+    "hosts": tuple(WAYS),
+    "cold hosts": ("agent killed",),
+}
 
 MATRIX = [
     pytest.param(
@@ -97,7 +108,7 @@ MATRIX = [
         way,
         state,
         id=f"{start}-{way}-{state}",
-        marks=() if (way, state) in QUICK and (start == "warm" or way in QUICK_COLD) else pytest.mark.slow,
+        marks=() if (way, state) in QUICK and (start == "warm" or way in QUICK_WAYS[start]) else pytest.mark.slow,
     )
     for start in STARTS
     for way in WAYS
@@ -124,11 +135,14 @@ def empties(children, way, record_property):
 @pytest.mark.parametrize(("start", "way", "state"), MATRIX)
 def test_no_process_is_left(start, way, state, tmp_path, record_property):
     script, functions, workers = STATES[state]
+    options, hosts = STARTS[start]
+    if hosts and (why := cluster.why_not()):
+        pytest.skip(why)
     (tmp_path / "script.py").write_text(script)
-    alive = Counter(agent=1, guard=2, rank=2) + Counter(worker=workers)
+    alive = Counter(agent=1, guard=2, rank=2) + Counter(worker=workers, host=hosts)
     with kernel(tmp_path) as it:
         it.run("import ddp_lab as lab")
-        cell = it.send(f"lab.torchrun('script.py', timeout=None, stall=None, warm={STARTS[start]})")
+        cell = it.send(f"lab.torchrun('script.py', timeout=None, stall=None, {options})")
         wait_for(lambda: it.counts() == alive, READY, f"{alive} live")
         for rank, function in enumerate(functions):
             wait_for(lambda: it.stands_in(rank, function), READY, f"rank {rank} stands in {function}", every=0.2)  # noqa: B023
@@ -342,7 +356,7 @@ ctypes.PyDLL(None).sleep(600)
 """
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", ["warm", "cold"])
 @pytest.mark.parametrize("way", ["interrupt", "kernel killed"])
 def test_what_is_still_loading_torch_is_ended(way, start, tmp_path, record_property):
     (tmp_path / "torch").mkdir()
@@ -350,7 +364,7 @@ def test_what_is_still_loading_torch_is_ended(way, start, tmp_path, record_prope
     (tmp_path / "script.py").write_text(ASLEEP)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with kernel(tmp_path, PYTHONPATH=path) as it:
-        cell = it.send(f"import ddp_lab as lab; lab.torchrun('script.py', timeout=None, warm={STARTS[start]})")
+        cell = it.send(f"import ddp_lab as lab; lab.torchrun('script.py', timeout=None, {STARTS[start][0]})")
         wait_for((tmp_path / "importing").exists, READY, "torch is being loaded")
         assert len(it.children()) == (start == "cold") and (it.server is None) == (start == "cold")
         agent = next(iter(it.children().values()), None)

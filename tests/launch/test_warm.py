@@ -19,7 +19,7 @@ from launching import ASLEEP, script, see
 from waiting import wait_for
 
 import ddp_lab as lab
-from ddp_lab.launch import warm
+from ddp_lab.launch import cluster, warm
 
 torchrun = importlib.import_module("ddp_lab.launch.torchrun")
 
@@ -181,6 +181,29 @@ def test_loader_workers_and_spawn_work_inside_a_rank(tmp_path, is_warm):
     assert [r["squares"] for r in records[:2]] == [[0, 1, 4, 9, 16, 25]] * 2
     assert [r["workers"] for r in records[:2]] == [[0, 1]] * 2
     assert records[2]["spawned"] == [[0, "__mp_main__"], [1, "__mp_main__"]]
+
+
+FORKS = """
+import os
+from ddp_lab import worker
+
+pipes = [end for _ in range(20) for end in os.pipe()]
+before = [os.readlink(f"/proc/self/fd/{end}") for end in pipes]
+told, tell = os.pipe()
+if os.fork() == 0:
+    found = [os.path.lexists(f"/proc/self/fd/{end}") and os.readlink(f"/proc/self/fd/{end}") for end in pipes]
+    os.write(tell, bytes([sum(one != other for one, other in zip(before, found))]))
+    os._exit(0)
+worker.log(lost=os.read(told, 1)[0])
+"""
+
+
+@pytest.mark.parametrize("hosts", [{}, {"nodes": 2, "nproc": 1}], ids=["here", "on hosts"])
+def test_a_fork_of_a_warm_rank_has_the_descriptors_of_the_rank(tmp_path, hosts):
+    if hosts and (why := cluster.why_not()):
+        pytest.skip(why)
+    run = lab.torchrun(script(tmp_path, FORKS), warm=True, show="none", **hosts)
+    assert [record["lost"] for rank in run.ranks for record in rank.records] == [0, 0]
 
 
 def test_an_edited_script_and_an_edited_module_are_seen_at_the_next_run(tmp_path):
