@@ -1,9 +1,9 @@
 """One training for each hook: how many bytes go over the wire, how long a step takes, how well it learns.
 
-    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.hooks_compared --hook powersgd
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.hooks_compared
 
-Look at `seconds` of a step, at `accuracy`, and at the bytes of the collectives. The hooks: none, fp16, bf16,
-powersgd, post_local_sgd, topk. `--width 1024` makes 4.5 MB of gradients: enough that a slow link is felt.
+Look at `seconds` of a step, at `accuracy`, and at the bytes of the collectives. Hooks: `--hook fp16`, bf16, powersgd,
+post_local_sgd, topk, or none. `--width 1024` makes 4.5 MB of gradients: enough that a slow link is felt.
 """
 
 import argparse

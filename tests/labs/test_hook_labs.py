@@ -1,4 +1,4 @@
-"""The labs of communication hooks: what a hook gets and gives, what goes over the wire, and what it does to training."""
+"""The labs of communication hooks: what a hook gets and gives, what is sent, and what becomes of the training."""
 
 import math
 
@@ -43,8 +43,10 @@ def test_every_bucket_is_answered_once_after_it_came_on_another_thread_or_at_onc
         assert came.keys() == left.keys() and len(calls) == 2 * len(came)
         assert all(came[bucket]["order"] < left[bucket]["order"] for bucket in came)
         assert {call["thread"] for call in came.values()} == {"MainThread"}
-        here = [bucket for bucket, call in left.items() if call["thread"] == "MainThread"]
-        assert all(left[bucket]["order"] == came[bucket]["order"] + 1 for bucket in here)  # the sum was already there
+        for bucket, call in left.items():
+            between = calls[came[bucket]["order"] + 1 : call["order"]]
+            if call["thread"] == "MainThread":  # the sum was already there: within the hook, so before the next bucket
+                assert not [other for other in between if other["event"] == "in"]
 
 
 @pytest.mark.parametrize("nproc", [2, 3])
@@ -83,13 +85,12 @@ def test_without_feedback_what_top_k_leaves_is_lost():
     assert lab.torchrun("topk_hook", "--share", "1", show="none").ranks[0].records[0]["gradient"] == [44, 22, 11, 5.5]
 
 
-SMALL = ["--width", "64", "--steps", "24"]
 HOOKS = ["none", "fp16", "bf16", "powersgd", "post_local_sgd", "topk"]
 
 
 @pytest.fixture(scope="module")
 def compared():
-    return {hook: lab.torchrun("hooks_compared", "--hook", hook, *SMALL, show="none", count=True) for hook in HOOKS}
+    return {hook: lab.torchrun("hooks_compared", "--hook", hook, show="none", count=True) for hook in HOOKS}
 
 
 def sent(run, step, op="all_reduce"):
@@ -98,7 +99,9 @@ def sent(run, step, op="all_reduce"):
     return list(zip(rows["dtype"], rows["numel"], strict=True))
 
 
-WEIGHTS, BIASES, WIDTH = 64 * 64 + 64 * 64 + 64 * 10, 64 + 64 + 10, 64
+SHAPES = [(128, 64), (128, 128), (10, 128)]  # of the weights, as Linear has them: outputs x inputs
+BIASES, INPUTS = (sum(shape[side] for shape in SHAPES) for side in (0, 1))
+WEIGHTS = sum(rows * columns for rows, columns in SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ WEIGHTS, BIASES, WIDTH = 64 * 64 + 64 * 64 + 64 * 10, 64 + 64 + 10, 64
         ("fp16", "float16", [("float16", WEIGHTS + BIASES)]),
         ("bf16", "bfloat16", [("bfloat16", WEIGHTS + BIASES)]),
         # rank 2: of a matrix n x m, 2 n numbers and then 2 m
-        ("powersgd", "float32", [("float32", BIASES), ("float32", 2 * 138), ("float32", 2 * 192)]),
+        ("powersgd", "float32", [("float32", BIASES), ("float32", 2 * BIASES), ("float32", 2 * INPUTS)]),
         ("post_local_sgd", "float32", []),
     ],
 )
@@ -119,8 +122,8 @@ def test_what_each_hook_sends_before_and_after_it_starts(compared, hook, before,
 
 def test_post_local_sgd_averages_the_weights_in_each_fourth_step(compared):
     run = compared["post_local_sgd"]
-    assert [step for step in range(3, 24) if sent(run, step)] == [3, 7, 11, 15, 19, 23]
-    assert sent(run, step=23) == [("float32", WEIGHTS + BIASES)]
+    assert [step for step in range(3, 60) if sent(run, step)] == list(range(3, 60, 4))
+    assert sent(run, step=59) == [("float32", WEIGHTS + BIASES)]
 
 
 def test_top_k_sends_the_numbers_and_their_places(compared):
@@ -137,19 +140,20 @@ def test_all_hooks_train_one_model_on_all_ranks(compared):
         assert first["seconds"] == second["seconds"] > 0  # the slowest rank's
         assert first["gradient"] == 4 * (WEIGHTS + BIASES)
         losses = [record["loss"] for record in run.ranks[0].records if "loss" in record]
-        assert len(losses) == 24 and all(map(math.isfinite, losses))
-        assert sum(losses[-4:]) < 0.95 * sum(losses[:4])
+        assert len(losses) == 60 and all(map(math.isfinite, losses))
+        assert sum(losses[-4:]) < 0.6 * sum(losses[:4])
 
 
 def test_too_few_steps_to_be_timed_are_refused():
     with pytest.raises(lab.RankError, match="exit code 2|SystemExit") as error:
         lab.torchrun("hooks_compared", "--steps", "7", show="none")
-    assert "--steps 7: give at least 8" in error.value.run.ranks[0].stderr
+    assert "--steps 7: give at least 8" in error.value.run.ranks[error.value.rank].stderr
 
 
 @pytest.mark.parametrize("start, rank", [(3, 1), (2, 4)])
 def test_power_sgd_compresses_from_its_start_on(start, rank):
-    run = lab.torchrun("powersgd_start", "--compress-from", str(start), "--matrix-rank", str(rank), show="none", count=True)
+    options = ["--compress-from", str(start), "--matrix-rank", str(rank)]
+    run = lab.torchrun("powersgd_start", *options, show="none", count=True)
     smaller = [64 + 10, rank * (64 + 10), rank * (64 + 64)]  # the biases; P; Q
     for own in run.ranks:
         records = [record for record in own.records if "step" in record]
