@@ -6,6 +6,7 @@ import pytest
 
 import ddp_lab as lab
 
+WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": ""}  # what is said of threads and of gloo is said of CPUs
 PARAMETERS = 64 * 64 + 64 + 64 * 10 + 10  # of models.mlp()
 
 
@@ -20,7 +21,7 @@ def steps(run, rank=0):
 
 @pytest.fixture(scope="module")
 def by_hand():
-    return lab.torchrun("hook_by_hand", show="none")
+    return lab.torchrun("hook_by_hand", show="none", env=WITHOUT_GPUS)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -180,7 +181,7 @@ def test_the_state_of_power_sgd_goes_into_a_file_and_not_into_the_models():
 
 def test_the_hooks_that_this_torch_breaks():
     """One that is mended fails here: then the notebook's table is to be written anew."""
-    run = lab.torchrun("hooks_that_break", show="none")
+    run = lab.torchrun("hooks_that_break", show="none", env=WITHOUT_GPUS)
     for rank in run.ranks:
         found = {record["hook"]: (record["place"], record["result"]) for record in rank.records}
         assert found.pop("allreduce_hook") == (None, "works")

@@ -1,0 +1,40 @@
+"""The hook gives back a future; that of a mean which is there already is done.
+
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.hook_returns_tensor_cured
+
+Look at the error, at its end: it says what was to be returned.
+"""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_lab import worker
+
+
+def average(state, bucket):
+    dist.all_reduce(bucket.buffer())
+    mean = bucket.buffer() / dist.get_world_size()
+    future = torch.futures.Future()
+    future.set_result(mean)
+    return future
+
+
+def main():
+    dist.init_process_group()
+    net = nn.Linear(1, 1, bias=False)
+    model = DistributedDataParallel(net)
+    model.register_comm_hook(None, average)
+
+    mine = torch.tensor([float(dist.get_rank() + 1)])
+    model(mine).sum().backward()  # of this rank alone, the gradient is `mine`
+    worker.log(mine=mine, gradient=net.weight.grad.flatten())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    gc.collect()  # drops DDP's cycles, or torch 2.14 may abort a healthy process at exit
