@@ -64,6 +64,11 @@ def test_the_source_of_the_digits_is_named():
     assert "creativecommons.org/licenses/by/4.0" in note
 
 
+def test_each_hidden_layer_more_has_as_many_parameters_as_its_width_says():
+    one, three = ([p.numel() for p in models.mlp(hidden=16, layers=layers).parameters()] for layers in (1, 3))
+    assert three == [*one[:2], *[16 * 16, 16] * 2, *one[2:]]
+
+
 @pytest.mark.parametrize("make", [models.mlp, models.cnn])
 def test_a_model_has_as_many_parameters_as_it_says(make):
     model = make()

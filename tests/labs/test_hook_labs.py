@@ -86,6 +86,44 @@ def test_without_feedback_what_top_k_leaves_is_lost():
     assert lab.torchrun("topk_hook", "--share", "1", show="none").ranks[0].records[0]["gradient"] == [44, 22, 11, 5.5]
 
 
+TWO_LAYERS = """
+import gc
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from ddp_lab import worker
+from ddp_lab.labs.topk_hook import TopK, topk_hook
+
+dist.init_process_group()
+net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5)).double()
+model, state = DistributedDataParallel(net), TopK(share=0.3)
+x = torch.arange(3).double() + 1 + dist.get_rank()
+alone = torch.autograd.grad(net(x).square().sum(), net.parameters())
+model.register_comm_hook(state, topk_hook)
+total = [torch.zeros_like(p) for p in net.parameters()]
+for step in range(6):
+    net.zero_grad()
+    model(x).square().sum().backward()
+    for sum_, p in zip(total, net.parameters()):
+        sum_ += p.grad
+for kind, tensors in {"alone": alone, "total": total, "left": [state.left[p] for p in net.parameters()]}.items():
+    worker.save(kind, torch.cat([tensor.flatten() for tensor in tensors]))
+dist.barrier()
+dist.destroy_process_group()
+del model
+gc.collect()
+"""
+
+
+def test_what_is_left_stays_with_its_weight_when_the_buckets_change(tmp_path):
+    script = tmp_path / "two_layers.py"
+    script.write_text(TWO_LAYERS)
+    first, second = (rank.saved for rank in lab.torchrun(script, show="none").ranks)
+    whole = 2 * first["total"] + first["left"] + second["left"]
+    assert whole == pytest.approx(6 * (first["alone"] + second["alone"]), rel=1e-9)
+
+
 HOOKS = ["none", "fp16", "bf16", "powersgd", "post_local_sgd", "topk"]
 
 
