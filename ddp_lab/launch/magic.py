@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--warm", action="store_true", default=None, help="start from the warm server, or fail")
     add("--cold", dest="warm", action="store_false", default=None, help="start fresh interpreters")
     add("--count", action="store_true", help="count the collectives: run.collectives")
+    add("--trace", action="store_true", help="record computing and communication: run.timeline()")
     add("--nodes", default=1, type=int, metavar="N", help="emulated hosts (default 1: this machine)")
     add("--link", metavar="RATE", help="the rate of their links, such as 1gbit or 200mbit (default: no limit)")
     add("--delay", metavar="TIME", help="the delay of each packet, such as 20ms (where the kernel has netem)")
@@ -100,7 +101,7 @@ def torchrun_cell(line: str, cell: str) -> None:
         variables[options.result] = None
         return
     given = (options.nproc, options.timeout, options.stall, options.show, options.expect, env or None, options.warm)
-    given += (options.check, options.count, options.nodes, options.link, options.delay)
+    given += (options.check, options.count, options.trace, options.nodes, options.link, options.delay)
     try:
         run = launch([], options.name, args, *given, cell=cell)
     except BaseException as error:

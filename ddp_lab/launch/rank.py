@@ -30,7 +30,7 @@ if importlib.util.find_spec("ddp_lab") is None:  # used from a folder, not insta
     sys.path.append(str(Path(__file__).parents[2]))
 
 from ddp_lab.launch import error_file, fresh, guard, processes
-from ddp_lab.meters import collectives
+from ddp_lab.meters import collectives, tracing
 
 
 def main(forked: bool = False) -> None:
@@ -44,12 +44,15 @@ def main(forked: bool = False) -> None:
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         _link_streams(folder)
     counts = os.environ.pop("DDP_LAB_COUNT", None)
+    traces = os.environ.pop("DDP_LAB_TRACE", None)
 
     def be_rank() -> None:
         if forked:
             fresh.begin()
         if counts:
             collectives.count_into(folder)
+        if traces:
+            tracing.trace_into(folder)
         run(sys.argv[1:], folder)
 
     code, stopped = guard.run_guarded(be_rank, folder, agent)

@@ -89,14 +89,14 @@ class Rank:
 class Run:
     """A run that has ended: `.ok .seconds .command` (as shown) `.dir .ranks .error` (None if it went well)."""
 
-    def __init__(self, folder: Path, name: str, command: str, ranks: int, seconds: float, count: bool = False):
+    def __init__(self, folder: Path, name: str, command: str, ranks: int, seconds: float, count=False, trace=False):
         self.dir = folder
         self.name = name
         self.command = command
         self.seconds = seconds
         self.ranks = [Rank(folder, rank) for rank in range(ranks)]
         self.error: Exception | None = None
-        self._count = count
+        self._count, self._trace = count, trace
 
     @property
     def ok(self) -> bool:
@@ -137,7 +137,7 @@ class Run:
             except FileNotFoundError:
                 missing += 1
         if missing == len(self.ranks):
-            raise InputError(self._why_uncounted())
+            raise InputError(self._why_not(self._count, "collectives", "counted", "count"))
         table = pandas.DataFrame(rows, columns=counted.COLUMNS).astype({"peer": "Int64"}).convert_dtypes()
         return table.assign(step=table["step"].fillna(pandas.NA))  # None is left where steps are of several kinds
 
@@ -158,10 +158,76 @@ class Run:
             )
         return pandas.DataFrame(found["wire"])
 
-    def _why_uncounted(self) -> str:
-        if not self._count:
-            return f"the collectives of {self.name} were not counted. Run it with count=True (%%torchrun --count)."
-        text = f"no rank of {self.name} got so far that its collectives could be counted."
+    def timeline(self):
+        """When each rank computed and communicated, of a run with trace=True: a pandas table, a row for each stretch.
+
+        - rank, step: the step of the rank's next worker.log(step=...), as in `collectives`, <NA> after the last. A rank
+          that has logged no step at all: the number of its optimizer steps before, from 0 on.
+        - kind, name: "forward" (DistributedDataParallel.forward; of a rank without DDP the operators that a backward
+          pass has gone back to), "backward" (from the first node of autograd's graph to the last), "communication"
+          (a row for each bucket, or other collective: all_reduce, broadcast, ...), "optimizer" (SGD, Adam, ...).
+        - bytes: of the tensors that a collective was given; <NA> in other rows.
+        - begin, end: seconds on a clock that all ranks share, 0 at the first row. By how much the ranks' clocks may be
+          apart is measured in each run: `table.attrs["clock_error"]`, in seconds.
+
+        Where a rank waits for a collective it does not compute: "backward" is interrupted there, and ends with its last
+        node. loss.backward() goes on: DDP waits in it for the buckets that are still under way, which is the gap
+        before "optimizer". A communication begins when one of gloo's threads takes it up, not when it is asked for, and
+        lasts until this rank has its result: it includes waiting for ranks that come later. Its end may lie some ms
+        behind that moment, as gloo's threads and the computing ones share the cores. The profiler slows down all
+        that it records. What happens on GPUs has the GPU's times (not yet tested on any).
+
+        A rank that was killed, or left by os._exit, has no rows. InputError if nothing was traced.
+        """
+        from ddp_lab.meters import timeline
+
+        self.ranks[0]._check()
+        return self._traced(timeline.table(self.dir, len(self.ranks)))
+
+    def overlap(self, first: int = 2, rank: int | None = None) -> float:
+        """The share of the time of communication in which the same rank computed its backward pass: 0 to 1.
+
+        Of all ranks together, or of one `rank`. A rank's steps count from its `first` on, whatever they are called: DDP
+        has all gradients in one bucket in its first step, and orders its buckets anew in its second. Buckets that travel
+        at once count once. InputError if these steps have no communication, or nothing was traced.
+        """
+        from ddp_lab.meters import timeline
+
+        rows = self.timeline()
+        if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+            raise InputError(f"overlap: first={first!r} is no number of steps. Write first=2, or leave it out.")
+        if rank is not None:
+            if rank not in [one.rank for one in self.ranks]:
+                raise InputError(f"overlap: there is no rank {rank!r} in a run of {plural(len(self.ranks), 'rank')}.")
+            rows = rows[rows["rank"] == rank]
+        share = timeline.overlap(rows, first)
+        if share is None:
+            raise InputError(
+                f"overlap: {self.name} has no communication from its step {first} on (counted from 0). Let it train "
+                "for more steps, or give a smaller first."
+            )
+        return share
+
+    def merged_trace(self) -> Path:
+        """The traces of all ranks in one file, with a process for each rank: open it at https://ui.perfetto.dev.
+
+        It stands in the run's folder, and has all that torch's profiler has recorded. InputError if that is nothing.
+        """
+        from ddp_lab.meters import timeline
+
+        self.ranks[0]._check()
+        return self._traced(timeline.merge(self.dir, len(self.ranks), self.name))
+
+    def _traced(self, found):
+        if found is None:
+            raise InputError(self._why_not(self._trace, "times", "traced", "trace"))
+        return found
+
+    def _why_not(self, asked: bool, what: str, done: str, option: str) -> str:
+        """Why there is nothing that was counted or traced, and the cure."""
+        if not asked:
+            return f"the {what} of {self.name} were not {done}. Run it with {option}=True (%%torchrun --{option})."
+        text = f"no rank of {self.name} got so far that its {what} could be {done}."
         if self.error is None:
             return text
         return f"{text} It ended with {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"

@@ -36,6 +36,7 @@ def torchrun(
     warm: bool | None = None,
     check: bool = True,
     count: bool = False,
+    trace: bool = False,
     nodes: int = 1,
     link: str | int | None = None,
     delay: str | None = None,
@@ -53,6 +54,7 @@ def torchrun(
         and a line says why where it cannot.
     check: False returns the Run of a failure or a hang (`run.error`) and raises nothing.
     count: True counts the collectives that the ranks issue, whatever the script does: see `run.collectives`.
+    trace: True records when each rank computes and communicates, by torch's profiler: see `run.timeline()`.
     nodes: above 1, so many emulated hosts, each with a network stack, a name and a torchrun of its own, joined by
         links: see `run.wire`. Linux only.
     link: the rate of each link, both ways, in tc's notation ("1gbit", "200mbit"); None: no limit.
@@ -62,7 +64,7 @@ def torchrun(
     """
     require_system()
     target, name = _target(script)
-    given = (nproc, timeout, stall, show, expect, env, warm, check, count, nodes, link, delay)
+    given = (nproc, timeout, stall, show, expect, env, warm, check, count, trace, nodes, link, delay)
     return launch(target, name, args, *given)
 
 
@@ -79,6 +81,7 @@ def launch(
     warm: bool | None,
     check: bool,
     count: bool = False,
+    trace: bool = False,
     nodes: int = 1,
     link: str | int | None = None,
     delay: str | None = None,
@@ -96,8 +99,9 @@ def launch(
     settings = check_env(env)
     if not (warm is None or isinstance(warm, bool)):
         raise InputError(f"warm={warm!r} is unknown. Write True, False, or leave it out.")
-    if not isinstance(count, bool):
-        raise InputError(f"count={count!r} is unknown. Write True, or leave it out.")
+    for option, value in (("count", count), ("trace", trace)):
+        if not isinstance(value, bool):
+            raise InputError(f"{option}={value!r} is unknown. Write True, or leave it out.")
     check_expect(expect)
     if importlib.util.find_spec("torch") is None:
         raise InputError(
@@ -120,9 +124,9 @@ def launch(
         say(colored(note, _QUIET))
 
     began = time.monotonic()
-    interface = hosts.INTERFACE if hosted else None
-    env = environment.of_ranks(nproc, interface) | settings | ({"DDP_LAB_COUNT": "1"} if count else {})
-    run = Run(folder, name, command, nproc, 0.0, count)
+    meters = {name: "1" for name, on in (("DDP_LAB_COUNT", count), ("DDP_LAB_TRACE", trace)) if on}
+    env = environment.of_ranks(nproc, hosts.INTERFACE if hosted else None) | settings | meters
+    run = Run(folder, name, command, nproc, 0.0, count, trace)
     try:
         server = _server(warm, env, Path.cwd() if target[0] == "-m" else Path(target[0]).resolve().parent)
         work = {"argv": [*target, *args], **(_on_hosts(folder, hosted) if hosted else _here(folder, nproc))}
