@@ -188,8 +188,8 @@ class Run:
         """The share of the time of communication in which the same rank computed its backward pass: 0 to 1.
 
         Of all ranks together, or of one `rank`. A rank's steps count from its `first` on, whatever they are called: DDP
-        has all gradients in one bucket in its first step, and orders its buckets anew in its second. Buckets that travel
-        at once count once. InputError if these steps have no communication, or nothing was traced.
+        has all gradients in one bucket in its first step, and makes its buckets anew in its second. Buckets that
+        travel at once count once. InputError if these steps have no communication, or nothing was traced.
         """
         from ddp_lab.meters import timeline
 

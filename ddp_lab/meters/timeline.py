@@ -192,15 +192,18 @@ def table(folder: Path, ranks: int):
 
 def overlap(rows, first: int) -> float | None:
     """The share of the time of communication in which the same rank computed a backward pass; None without any."""
+    import pandas
+
     hidden = whole = 0.0
     for _, own in rows.groupby("rank"):
-        steps = []
-        for step in own["step"].dropna():
-            if step not in steps:
-                steps.append(step)
-        counted = own["step"].map(lambda step, late=steps[first:]: step in late, na_action="ignore") == True  # noqa: E712
-        moving = _union(_pairs(own[counted & (own["kind"] == "communication")]))
-        computing = _union(_pairs(own[own["kind"] == "backward"]))
+        steps = [None if pandas.isna(step) is True else step for step in own["step"]]  # a step may be a list
+        named = []
+        for step in steps:
+            if step is not None and step not in named:
+                named.append(step)
+        spans = list(zip(steps, own["kind"], zip(own["begin"], own["end"], strict=True), strict=True))
+        moving = _union(pair for step, kind, pair in spans if kind == "communication" and step in named[first:])
+        computing = _union(pair for _, kind, pair in spans if kind == "backward")
         whole += sum(end - begin for begin, end in moving)
         hidden += sum(
             max(0.0, min(end, until) - max(begin, since)) for begin, end in moving for since, until in computing
@@ -301,7 +304,3 @@ def _union(pairs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             found.append((begin, end))
     return found
-
-
-def _pairs(rows) -> list[tuple[float, float]]:
-    return list(zip(rows["begin"], rows["end"], strict=True))
