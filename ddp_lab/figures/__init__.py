@@ -19,6 +19,7 @@ from ddp_lab.figures.runs import apart, bars, curves, twin
 from ddp_lab.figures.shares import shares
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
 from ddp_lab.figures.tables import table
+from ddp_lab.figures.timelines import timeline
 from ddp_lab.launch.output import RANK_COLORS, rank_color
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "shares",
     "style",
     "table",
+    "timeline",
     "times",
     "traffic",
     "twin",
