@@ -233,13 +233,13 @@ def _renamed(rank: int, trace: Trace, zero: float, name: str) -> Iterator[dict]:
     for event in trace.events:
         if not isinstance(event.get("pid"), int):  # the profiler about itself
             continue
-        pid = processes.setdefault(event["pid"], rank * _MOST_PROCESSES + len(processes))
+        device, pid = event["pid"], processes.setdefault(event["pid"], rank * _MOST_PROCESSES + len(processes))
         event = event | {"pid": pid, "ts": event["ts"] + trace.base - zero}
         if "id" in event:  # of arrows, which would lead from rank to rank
             event["id"] = f"{rank}.{event['id']}"
         if event["name"] == "process_name" and event["ph"] == "M":
-            device = "" if pid == processes[own] else f" {event['args']['name']} {event['pid']}"
-            event["args"] = {"name": f"rank {rank}{device} ({name})"}
+            gpu = "" if device == own else f" GPU {device}"
+            event["args"] = {"name": f"rank {rank}{gpu} ({name})"}
         if event["name"] == "process_sort_index" and event["ph"] == "M":
             event["args"] = {"sort_index": pid}
         yield event
