@@ -52,6 +52,7 @@ OPTIONS = {  # keyword of lab.torchrun: (the magic's option, its value)
     "nodes": ("--nodes 3", 3),
     "link": ("--nodes 2 --link 1gbit", "1gbit"),
     "delay": ("--nodes 2 --delay 20ms", "20ms"),
+    "trace": ("--trace", True),
 }
 
 

@@ -96,7 +96,9 @@ def test_a_trace_is_there_however_the_script_ends(tmp_path, name):
         assert "tracing.py" not in str(run.error)  # no frames of ours
 
 
-@pytest.mark.parametrize("last", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "last", ["os._exit(0)", "os.kill(os.getpid(), 9)", "os.fork() or sys.exit(); os.wait(); os._exit(0)"]
+)
 def test_a_rank_that_leaves_without_its_end_has_no_trace(tmp_path, last):
     run = run_of(tmp_path, f"{STEP}\n{last}", check=False)
     with pytest.raises(lab.InputError, match="no rank of train.py got so far that its times could be traced"):
