@@ -109,11 +109,10 @@ def run_hosts(work: dict, folder: Path, lifeline: int, parent: int, forked: bool
         os.close(one_lives if host == 0 else others_live)
         processes.adopt_orphans()
         watch(lifeline, me)
-        stores = _keep_store_on(hosts.address(0), forked)
+        _keep_store_on(hosts.address(0), forked)
         code = _call_torchrun(work["options"][host], work["argv"], forked)
         if host == 0 and code == 0:
             os.read(others_live, 1)  # they need its stores until they have ended
-        del stores
         return code
 
     running = {}
@@ -208,8 +207,8 @@ def _become(argv: list[str], folder: Path) -> None:
         os._exit(127)
 
 
-def _keep_store_on(address: str, forked: bool) -> list:
-    """Hand torchrun's stores a socket that listens on this address only. Returns a list that will hold them.
+def _keep_store_on(address: str, forked: bool) -> None:
+    """Hand torchrun's stores a socket that listens on this address only.
 
     By itself a TCPStore listens on every address, whatever --local-addr says, and torchrun's rendezvous unpickles
     what it finds in it: whoever could connect could run code as the learner.
@@ -219,8 +218,6 @@ def _keep_store_on(address: str, forked: bool) -> list:
     """
     import torch.distributed as dist
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
-
-    stores = []
 
     class BoundStore(dist.TCPStore):
         def __init__(self, host_name, port, world_size=None, is_master=False, *args, **options):
@@ -234,11 +231,14 @@ def _keep_store_on(address: str, forked: bool) -> list:
             if is_master and forked:
                 options["use_libuv"] = False
             super().__init__(host_name, port, world_size, is_master, *args, **options)
-            stores.append(self)
+            _stores.append(self)
 
     for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
         _replace(module, "TCPStore", BoundStore)
-    return stores
+
+
+_stores: list[object] = []
+"""Torchrun lets go of its stores when its own ranks have ended, and those of other hosts may still need them."""
 
 
 def _join_without_delay() -> None:

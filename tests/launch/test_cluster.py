@@ -2,7 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -267,3 +270,23 @@ def test_a_host_whose_torchrun_is_killed_ends_the_run(tmp_path):
         name, shown, _ = it.finish(cell)
         assert name == "LaunchError" and "its launcher was killed from outside (signal 9)" in shown, shown
         assert not it.children()
+
+
+AS_A_USER = ["unshare", "--user", "--map-user=1001", "--map-group=1001"]  # with all files its own, and no capability
+
+UNPRIVILEGED = """
+import os
+import ddp_lab as lab
+status = open("/proc/self/status").read()
+capabilities = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff"))
+run = lab.torchrun("hello", nodes=2, nproc=1, show="none")
+print(os.geteuid(), int(capabilities, 16), run.ok, len(run.wire))
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare makes the user that this is tried as")
+def test_no_root_is_needed(tmp_path):
+    env = os.environ | {"DDP_LAB_HOME": str(tmp_path)}
+    command = [*AS_A_USER, sys.executable, "-c", UNPRIVILEGED]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * READY)
+    assert done.stdout.splitlines()[-1:] == ["1001 0 True 2"], done.stdout + done.stderr
