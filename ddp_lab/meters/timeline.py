@@ -62,7 +62,9 @@ class Trace:
             raise ValueError(f"{path} is no whole trace: {type(error).__name__}: {error}") from None
         self.zero = nanoseconds if zero is None else zero
         self.base = (nanoseconds - self.zero) / 1000
-        self.spans = [Span(e, self.base) for e in self.events if e.get("ph") == "X" and isinstance(e.get("pid"), int)]
+        own = (e for e in self.events if e.get("ph") == "X" and isinstance(e.get("pid"), int))
+        # Ranges of the CPU come again on a GPU's side, as far as it was at what they had put there.
+        self.spans = [Span(e, self.base) for e in own if e.get("cat") != "gpu_user_annotation"]
         self.spans.sort(key=lambda span: (span.begin, -span.end))
 
     def marks(self, name: str) -> list[Span]:
@@ -70,13 +72,18 @@ class Trace:
         return [span for span in self.spans if span.name.startswith(MARK + name)]
 
     def clock_error(self) -> float:
-        """By how many µs the profiler's times may differ from the system's clock, where the two were compared."""
-        worst = 0.0
+        """By how many µs the profiler's times may differ from the system's clock, by all places where it was read.
+
+        Each leaves a stretch open in which the difference lies. What they have in common is that of one difference for
+        the whole run; where they have nothing in common, the difference changes, and the widest stretch counts.
+        """
+        low, high, worst = -math.inf, math.inf, 0.0
         marks = iter(self.marks("clock"))
         for before, after in zip(marks, marks, strict=False):
             now = (int(after.name.split()[-1]) - self.zero) / 1000
-            worst = max(worst, now - before.end, after.begin - now, key=abs)
-        return abs(worst)
+            low, high = max(low, before.end - now), min(high, after.begin - now)
+            worst = max(worst, now - before.end, after.begin - now)
+        return max(-low, high) if low <= high < math.inf else worst
 
     def rows(self) -> list[dict]:
         """Rows of kind, name, bytes, begin, end (µs, as the spans'), step; in the order of their beginnings."""
@@ -184,8 +191,8 @@ def table(folder: Path, ranks: int):
     found = found.assign(bytes=found["bytes"].astype("Int64"), step=steps.convert_dtypes())
     found.attrs["clock_error"] = max(trace.clock_error() for trace in traces.values()) / 1e6
     found.attrs["clock"] = (
-        "the profiler's time of each rank, against the clock that all processes of this machine share: read at the "
-        "beginning, at each logged step and at the end, they were no further apart than clock_error (seconds)"
+        "the profiler's time of each rank, compared with the clock that all processes of this machine share at the "
+        "beginning, at each logged step and at the end: no rank is off by more than clock_error (seconds)"
     )
     return found
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddp_lab import gpus, worker
+from ddp_lab import worker
 
 FILE = "trace.json"
 """In the folder of a traced rank: what torch's profiler exports, Chrome's trace format."""
@@ -31,6 +31,7 @@ def trace_into(folder: str | os.PathLike) -> None:
     a process: a script that makes one of its own gets RuntimeError. With GPUs CUDA is initialised here, so that the
     script comes too late to set CUDA_VISIBLE_DEVICES.
     """
+    import torch
     from torch.autograd import profiler
 
     me = os.getpid()
@@ -38,7 +39,7 @@ def trace_into(folder: str | os.PathLike) -> None:
     quiet = "KINETO_LOG_LEVEL" not in os.environ and os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     try:
         # Not torch.profiler.profile, whose start imports torch's compiler, for 1.5 s in a cold rank.
-        device = "cuda" if gpus.count() else None
+        device = "cuda" if torch.cuda.device_count() else None
         recording = profiler.profile(use_device=device, record_shapes=True, experimental_config=_lean())
         recording.__enter__()
     finally:

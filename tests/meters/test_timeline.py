@@ -109,7 +109,7 @@ def test_the_ranks_have_one_clock_as_exact_as_is_said(sleeping):
             least.append(record["before"] - row["begin"])
             most.append(record["after"] - row["end"])
     error = sleeping.timeline().attrs["clock_error"]
-    assert 0 < error < 0.05 and "clock_error (seconds)" in sleeping.timeline().attrs["clock"]
+    assert 0 < error < 0.01 and "clock_error (seconds)" in sleeping.timeline().attrs["clock"]
     assert max(least) - 2 * error <= min(most) + 2 * error
 
 
@@ -293,8 +293,8 @@ def clocks(before, reading, after):
     return [ours("clock", before - 1, before), ours(f"clock {BASE + int(reading * 1e6)}", after, after + 1)]
 
 
-@pytest.mark.parametrize("reading, error", [(5.5, 0.5), (5.75, 0.75), (9, 4), (2, 4)])
-def test_the_clocks_error_is_the_most_that_the_readings_leave_open(tmp_path, reading, error):
+@pytest.mark.parametrize("reading, error", [(5.5, 0.25), (5.9, 0.25), (5.1, 0.25), (9, 4), (2, 4)])
+def test_the_clocks_error_is_what_all_readings_leave_open_or_the_worst_where_they_disagree(tmp_path, reading, error):
     events = [*clocks(1, 1.25, 1.5), *clocks(5, reading, 6), gloo("all_reduce", 7, 8)]
     run = written(tmp_path, events, [gloo("all_reduce", 7, 8)])
     assert run.timeline().attrs["clock_error"] == pytest.approx(error / 1000)
@@ -344,6 +344,9 @@ GPU = [  # a step on a GPU: what the CPU has asked for, in 10 ms, and what the G
     event("Optimizer.step#SGD.step", 9, 10, cat="user_annotation"), launch(6, 9.5),
     event("Memcpy DtoD (Device -> Device)", 90, 95, 3, "gpu_memcpy", 0, correlation=6),
     ours("step 0", 10, 10),
+    event("DistributedDataParallel.forward", 5, 20, 3, "gpu_user_annotation", 0),
+    event("ddp_lab: backward", 20, 90, 3, "gpu_user_annotation", 0),
+    event("Optimizer.step#SGD.step", 90, 95, 3, "gpu_user_annotation", 0),
 ]  # fmt: skip
 
 

@@ -57,7 +57,9 @@ def test_it_changes_no_result_no_output_and_no_environment(tmp_path, is_warm):
     assert traced == plain and plain[0][0] == {"step": 0}
     assert [rank.stderr for rank in runs[0].ranks] == ["done\n"] * 2
     assert logged(runs[0])["slope"] == [2, 2, 2] and "RANK" in logged(runs[0])["env"]
-    assert set(runs[0].timeline()["step"].dropna()) == {0, 1, 2, 3}
+    table = runs[0].timeline()
+    assert set(table["step"].dropna()) == {0, 1, 2, 3}
+    assert list(table[table["step"].isna()]["kind"]) == ["backward"] * 2  # by autograd.grad, behind the last step
 
 
 def test_the_profilers_own_lines_come_where_the_learner_has_asked_for_them(tmp_path):
