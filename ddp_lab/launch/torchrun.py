@@ -54,7 +54,8 @@ def torchrun(
         and a line says why where it cannot.
     check: False returns the Run of a failure or a hang (`run.error`) and raises nothing.
     count: True counts the collectives that the ranks issue, whatever the script does: see `run.collectives`.
-    trace: True records when each rank computes and communicates, by torch's profiler: see `run.timeline()`.
+    trace: True records when each rank computes and communicates, by torch's profiler: see `run.timeline()`. For runs
+        of some tens of steps: everything that torch does is written down.
     nodes: above 1, so many emulated hosts, each with a network stack, a name and a torchrun of its own, joined by
         links: see `run.wire`. Linux only.
     link: the rate of each link, both ways, in tc's notation ("1gbit", "200mbit"); None: no limit.

@@ -27,6 +27,8 @@ def trace_into(folder: str | os.PathLike) -> None:
     Ranges of our own stand around backward passes and around waits for collectives, which torch does not mark; and at
     each worker.log(step=...). They change no result.
 
+    Every operator is recorded, in memory until the end: a step of a small model takes some 0.1 MB.
+
     Not recorded: other threads that the script starts, forked children, DataLoader workers. There is one profiler in
     a process: a script that makes one of its own gets RuntimeError. With GPUs CUDA is initialised here, so that the
     script comes too late to set CUDA_VISIBLE_DEVICES.
