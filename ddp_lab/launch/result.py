@@ -171,11 +171,12 @@ class Run:
           apart is measured in each run: `table.attrs["clock_error"]`, in seconds.
 
         Where a rank waits for a collective it does not compute: "backward" is interrupted there, and ends with its last
-        node. loss.backward() goes on: DDP waits in it for the buckets that are still under way, which is the gap
-        before "optimizer". A communication begins when one of gloo's threads takes it up, not when it is asked for, and
-        lasts until this rank has its result: it includes waiting for ranks that come later. Its end may lie some ms
-        behind that moment, as gloo's threads and the computing ones share the cores. The profiler slows down all
-        that it records. What happens on GPUs has the GPU's times (not yet tested on any).
+        node. loss.backward() goes on: DDP waits in it for the buckets that are still under way, which is the gap before
+        "optimizer". Not all can be seen: a communication begins when one of gloo's threads takes it up, not when it is
+        asked for; it includes waiting for ranks that come later; in DDP its end may lie some ms behind the moment at
+        which the rank goes on, as gloo notes it afterwards. A thread that the system has taken off its core counts
+        as computing. The profiler slows down what it records. What happens on GPUs has the GPU's times (which no test
+        on a GPU has seen yet).
 
         A rank that was killed, or left by os._exit, has no rows. InputError if nothing was traced.
         """

@@ -110,7 +110,7 @@ class Trace:
                 continue
             whole = min(node.begin for node in inside), max(node.end for node in inside)
             threads = {node.thread for node in inside}
-            holes = [(wait.begin, wait.end) for wait in _begun(waits, *whole) if wait.thread in threads]
+            holes = [(self._asked(wait), wait.end) for wait in _begun(waits, *whole) if wait.thread in threads]
             on_gpu = self._on_gpu(inside)
             for begin, end in [on_gpu] if on_gpu else _without(whole, holes):
                 yield _row("backward", "backward", begin, end, call.begin)
@@ -121,6 +121,21 @@ class Trace:
         for span in updates:
             name = span.name.removeprefix(_UPDATE).removesuffix(".step")
             yield _row("optimizer", name, *(self._on_gpu([span]) or (span.begin, span.end)), span.begin)
+
+    def _asked(self, wait: Span) -> float:
+        """When a wait began: with the call of the collective, if that is what the thread did last before."""
+        before = self._ended.get(wait.thread, [])
+        last = bisect.bisect_right(before, wait.begin, key=lambda span: span.end) - 1
+        return before[last].begin if last >= 0 and before[last].name.startswith("c10d::") else wait.begin
+
+    @functools.cached_property
+    def _ended(self) -> dict[int, list[Span]]:
+        """Of each thread the operators, in the order of their ends."""
+        found: dict[int, list[Span]] = {}
+        for span in sorted(self.spans, key=lambda span: span.end):
+            if span.category == "cpu_op":
+                found.setdefault(span.thread, []).append(span)
+        return found
 
     def _linked(self, passes: list[Span], updates: list[Span]) -> list[list[Span]]:
         """The operators which a backward pass has gone back to, as they were called between two passes or updates."""

@@ -213,6 +213,8 @@ def test_a_rank_that_waits_does_not_compute(tmp_path, name):
         assert max(end - begin for begin, end in moving) > 0.1  # rank 1 comes 0.2 s later
         assert sum(end - begin for begin, end in computing) < 0.1
     assert run.overlap(first=1, rank=0) < 0.5
+    if name == "a hook that waits":
+        assert run.overlap(first=0) == 0  # though all of it lies within loss.backward()
 
 
 # ---- traces written by hand: begin and end in ms
@@ -259,6 +261,17 @@ def test_backward_goes_from_the_first_node_to_the_last_without_the_waits_in_it(t
         node(120, 130),  # in no pass
     ])  # fmt: skip
     assert rows_of(run) == [["backward", 0, 20], ["backward", 25, 60]]  # from 10 on
+
+
+def test_a_wait_begins_with_the_call_of_its_collective_if_nothing_else_came_between(tmp_path):
+    run = written(tmp_path, [
+        ours("backward", 0, 100), node(0, 100),
+        event("c10d::allreduce_", 10, 20), event("aten::view", 12, 13), ours("wait", 25, 30),  # as dist.all_reduce does
+        event("c10d::allreduce_", 40, 45), event("aten::mul", 46, 48), ours("wait", 50, 60),  # async_op=True
+        event("c10d::allreduce_", 65, 69, thread=8), ours("wait", 70, 80),
+    ])  # fmt: skip
+    spans = [(0, 10), (30, 50), (60, 70), (80, 100)]
+    assert rows_of(run) == [["backward", begin, end] for begin, end in spans]
 
 
 def test_a_pass_without_nodes_has_no_row(tmp_path):
