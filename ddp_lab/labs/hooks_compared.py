@@ -25,7 +25,6 @@ from ddp_lab.labs.topk_hook import TopK, topk_hook
 
 START, PERIOD = 3, 4  # the step from which gradients are no longer all-reduced whole; steps from average to average
 HOOKS = {  # what is registered: the state and the hook
-    "none": lambda: None,
     "fp16": lambda: (None, fp16_compress_hook),
     "bf16": lambda: (None, bf16_compress_hook),
     "powersgd": lambda: (PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=START), powerSGD_hook),
@@ -37,7 +36,7 @@ HOOKS = {  # what is registered: the state and the hook
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--hook", choices=HOOKS, default="none")
+    parser.add_argument("--hook", choices=["none", *HOOKS], default="none")
     parser.add_argument("--width", type=int, default=128, help="of the hidden layers")
     parser.add_argument("--steps", type=int, default=60, help="4, 8, 12, ...: then the last one has an average")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the images")
@@ -82,6 +81,7 @@ def main():
     accuracy = (net(images).argmax(1) == labels).float().mean()
     worker.log(hook=args.hook, seconds=seconds, accuracy=accuracy, gradient=sum(p.nbytes for p in net.parameters()))
     print(f"{args.hook}: {1000 * seconds:.2f} ms a step, test accuracy {accuracy:.1%}")
+    main.group = dist.group.WORLD  # kept to the end: torch aborts where a callback is the last to let go of it
     dist.destroy_process_group()
 
 
