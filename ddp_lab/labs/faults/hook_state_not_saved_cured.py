@@ -59,6 +59,7 @@ def main():
     for step in range(6, 12):
         off = (train(step, model, optimizer) - whole[step]).abs().max()
         worker.log(step=step, off=off, compresses_from=state.start_powerSGD_iter, steps=state.iter)
+    dist.barrier()  # leave together
     main.group = dist.group.WORLD  # kept to the end: torch aborts where a callback is the last to let go of it
     dist.destroy_process_group()
 
