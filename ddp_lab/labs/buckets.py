@@ -2,9 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.buckets
 
-Look at the first step beside the others, and at `ready`: so many of the gradients were computed when a bucket was sent.
-`--cap 2` is bucket_cap_mb, in MiB, `--caps 1 3` bucket_cap_mb_list. `--backwards` makes the layers in the order opposite
-to their use; with `--find-unused` DDP does not see that.
+Look at the first step beside the others, and at `ready`: so many gradients were computed when a bucket was sent.
+`--cap 2` is bucket_cap_mb, in MiB, `--caps 1 3` bucket_cap_mb_list. `--backwards` uses the layers from the last to the
+first; with `--find-unused` DDP does not adapt to that.
 """
 
 import argparse

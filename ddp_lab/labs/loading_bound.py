@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.loading_bound
 
-Look at `share`, the part of the time that a rank waited for its next batch: without workers, which load in the loop, and
-with two, which load while the rank computes.
+Look at `share`, the part of the time that a rank waited for its next batch: without workers, where the loop itself
+loads, and with two, which load while the rank computes.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.scaling --kind weak
 
-Run it on 1, 2 and 4 ranks. `strong`: `--batch` is shared out, all ranks do the work of one. `weak`: `--batch` is for each
-rank. Look at `samples_per_second`, and at `compute` (the step without its all-reduces) beside `all_reduce`.
+Run it on 1, 2 and 4 ranks. `strong`: `--batch` is shared out, all ranks do the work of one. `weak`: `--batch` is each
+rank's. Look at `samples_per_second`, and at `compute` (the step without its all-reduces) beside `all_reduce`.
 """
 
 import argparse

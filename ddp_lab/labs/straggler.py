@@ -70,7 +70,7 @@ def main():
         before, forward, backward, update = (end - begin for begin, end in zip(times, times[1:], strict=False))
         parts = {"before": before, "forward": forward, "backward": backward, "optimizer": update}
         worker.log(step=step, **parts, seconds=times[-1] - times[0])
-    print(f"rank {rank}: {before:.3f} s before the step, backward {backward:.3f} s, in all {times[-1] - times[0]:.3f} s")
+    print(f"rank {rank}: late by {before:.3f} s, backward {backward:.3f} s, in all {times[-1] - times[0]:.3f} s")
     dist.destroy_process_group()
 
 

@@ -31,8 +31,8 @@ def bucket_sizes(model) -> Buckets:
         built = told["bucket_sizes"]
     except (AttributeError, KeyError):
         raise RuntimeError(
-            f"torch {torch.__version__} does not tell the sizes of a {type(model).__name__}'s buckets, as 2.14 does for "
-            "DistributedDataParallel. See them with a communication hook, as in the lab buckets."
+            f"torch {torch.__version__} does not tell the buckets of a {type(model).__name__}; 2.14 tells those of a "
+            "DistributedDataParallel. A communication hook sees them in any torch: the lab buckets has one."
         ) from None
     return Buckets(_numbers(built), _numbers(told.get("rebuilt_bucket_sizes")) or None)
 
