@@ -1,9 +1,9 @@
 """Samples per second on as many ranks as there are, and the parts of a step from which more can be projected.
 
-    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.scaling --kind weak
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.scaling
 
-Run it on 1, 2 and 4 ranks. `strong`: `--batch` is shared out, all ranks do the work of one. `weak`: `--batch` is each
-rank's. Look at `samples_per_second`, and at `compute` (the step without its all-reduces) beside `all_reduce`.
+Run it on 1, 2 and 4 ranks. `--kind strong`: the batch is shared out, all ranks do the work of one. `--kind weak`: each
+rank has a whole one. Look at `samples_per_second`, and at `compute` (the step without its all-reduces) beside `all_reduce`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """One rank is late in each step, on purpose: who waits, and where the waiting shows.
 
-    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.straggler --slow 1 --late 0.2
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.straggler
 
 Look at `backward` on the ranks that are not late: the wait is there, and `seconds` is the same on all. In step 1 it is
 in their `forward`, where DDP makes its buckets anew. `--how compute` keeps the late rank at work instead of asleep.
