@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.scaling
 
 Run it on 1, 2 and 4 ranks. `--kind strong`: the batch is shared out, all ranks do the work of one. `--kind weak`: each
-rank has a whole one. Look at `samples_per_second`, and at `compute` (a step without its all-reduces) and `all_reduce`.
+rank has a whole one. Look at `samples_per_second`, and at `compute`, a step without all-reduces, beside `all_reduce`.
 """
 
 import argparse
