@@ -183,6 +183,26 @@ def test_all_hooks_train_one_model_on_all_ranks(compared):
         assert sum(losses[-4:]) < 0.6 * sum(losses[:4])
 
 
+def test_several_hooks_are_trained_in_turn_and_begin_alike_with_each_seed():
+    settings = ["--hook", "none", "fp16", "--seeds", "2", "--steps", "8"]
+    run = lab.torchrun("hooks_compared", *settings, show="none", count=True)
+    ends = [record for record in run.ranks[0].records if "hook" in record]
+    assert [(r["hook"], r["seed"]) for r in ends] == [("none", 0), ("fp16", 0), ("none", 1), ("fp16", 1)]
+    whole, half, other, _ = [r["loss"] for r in run.ranks[0].records if r.get("step") == 0]
+    assert whole == half != other  # the seed alone decides
+    assert [dtype for dtype, _ in sent(run, step=6)] == ["float32", "float16"] * 2
+
+
+def test_the_cost_of_a_link_grows_with_the_bytes():
+    run = lab.torchrun("link_cost", show="none", count=True)
+    for rank in run.ranks:
+        sizes = [record["size"] for record in rank.records]
+        assert sizes == [2**10, 2**20, 3 * 2**20] and all(record["seconds"] > 0 for record in rank.records)
+        rows = run.collectives.query("op == 'all_reduce' and rank == @rank.rank")
+        counts = rows["bytes"].value_counts()
+        assert all(counts[size] == 1 + 4 for size in sizes)  # one to connect, and the tries
+
+
 def test_too_few_steps_to_be_timed_are_refused():
     with pytest.raises(lab.RankError, match="exit code 2|SystemExit") as error:
         lab.torchrun("hooks_compared", "--steps", "7", show="none")
