@@ -60,7 +60,6 @@ def train(hook, seed, args, device):
         loss.item()  # on a GPU: waits until the step is done
         times.append(time.perf_counter() - begin)
         worker.log(step=step, loss=loss)
-
     # The mean of PERIOD steps, of which one has an average; the median of those; the slowest rank's.
     seconds = torch.tensor(times[PERIOD:], device=device).unfold(0, PERIOD, PERIOD).mean(1).median()
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
