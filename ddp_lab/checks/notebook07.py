@@ -203,7 +203,7 @@ def _called(function, case):
     except ZeroDivisionError:
         raise NotYet(f"break_even{case} divides by 0. What does a hook need that costs no time?") from None
     except Exception as error:
-        raise NotYet(f"break_even{case} raises {type(error).__name__}: {error}.") from None
+        raise NotYet(f"your function, called as break_even{case}, raises {type(error).__name__}: {error}.") from None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise NotYet(f"break_even{case} gives {kind_of(value)}. Let it return the rate, in bit/s.")
     return float(value)
