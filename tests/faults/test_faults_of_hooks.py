@@ -15,12 +15,12 @@ def gradients(run):
     return [tuple(own[0] for own in step) for step in of_ranks(run, "gradient")]
 
 
-def test_hook_not_averaged():
-    assert gradients(faulty("hook_not_averaged")) == [(3.0, 3.0)]  # of 1 and 2
+def test_hook_without_division():
+    assert gradients(faulty("hook_without_division")) == [(3.0, 3.0)]  # of 1 and 2
 
 
-def test_hook_not_averaged_cured():
-    assert gradients(cured("hook_not_averaged")) == [(1.5, 1.5)]
+def test_hook_without_division_cured():
+    assert gradients(cured("hook_without_division")) == [(1.5, 1.5)]
 
 
 def fails(name, text, code, **options):
@@ -79,18 +79,18 @@ def went_well(run):
     return run.ok and [equal(step) for step in of_ranks(run, "gradient")] == [True] * 4
 
 
-def test_powersgd_two_buckets():
-    run = faulty("powersgd_two_buckets", stall=STALL, timeout=60, check=False)
+def test_powersgd_buckets():
+    run = faulty("powersgd_buckets", stall=STALL, timeout=60, check=False)
     # It hangs, as a rule; it can also be aborted, meet the group's limit, or train other gradients on each rank.
     assert not went_well(run)
     before = [[record["gradient"] for record in rank.records[:2]] for rank in run.ranks]
     assert before[0] == before[1] and len(before[0]) == 2  # until PowerSGD begins
     if isinstance(run.error, lab.HangError):
-        assert line_of("faults/powersgd_two_buckets", ".backward()") in {spot["line"] for spot in run.error.where}
+        assert line_of("faults/powersgd_buckets", ".backward()") in {spot["line"] for spot in run.error.where}
 
 
-def test_powersgd_two_buckets_cured():
-    run = cured("powersgd_two_buckets", count=True)
+def test_powersgd_buckets_cured():
+    run = cured("powersgd_buckets", count=True)
     assert went_well(run)
     sent = run.collectives.query("op == 'all_reduce'").groupby(["rank", "step"]).size()
     for rank in (0, 1):

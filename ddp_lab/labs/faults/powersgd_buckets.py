@@ -1,6 +1,6 @@
 """PowerSGD with more than one bucket on gloo: all of gloo's threads wait in callbacks, and none is left to work.
 
-    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.powersgd_two_buckets
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.powersgd_buckets
 
 Look at where each rank stands, and how many steps were made: PowerSGD begins with the third. It may end in
 another way: ranks that send their buckets in different orders abort, or have different gradients without a word.

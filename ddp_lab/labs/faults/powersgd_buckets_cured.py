@@ -1,6 +1,6 @@
 """The hook waits for its future, so PowerSGD has one bucket at a time. (One bucket for all does as well.)
 
-    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.powersgd_two_buckets_cured
+    torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.powersgd_buckets_cured
 
 Look at the gradients: in all steps they are the same on all ranks.
 """
