@@ -6,6 +6,7 @@ common is in style.py. Only `table` is about a table of texts.
 """
 
 from ddp_lab.figures.backends import backends
+from ddp_lab.figures.buckets import buckets
 from ddp_lab.figures.collectives import exchanges, waits
 from ddp_lab.figures.costs import cost_fit, times
 from ddp_lab.figures.counts import counts
@@ -18,6 +19,7 @@ from ddp_lab.figures.rings import partial_sums, traffic
 from ddp_lab.figures.runs import apart, bars, curves, twin
 from ddp_lab.figures.shares import shares
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
+from ddp_lab.figures.sweeps import sweep
 from ddp_lab.figures.tables import table
 from ddp_lab.figures.timelines import timeline
 from ddp_lab.launch.output import RANK_COLORS, rank_color
@@ -30,6 +32,7 @@ __all__ = [
     "apart",
     "backends",
     "bars",
+    "buckets",
     "carried",
     "cost_fit",
     "counts",
@@ -45,6 +48,7 @@ __all__ = [
     "samples",
     "shares",
     "style",
+    "sweep",
     "table",
     "timeline",
     "times",

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.overlap
 
 Look at a trace: what is sent while a backward pass goes on. Each layer's backward sleeps: it takes time but no core, as
-if a GPU were computing. `--backwards` uses the layers from the last to the first, to which DDP adapts in its second step.
+if a GPU were computing. `--backwards` uses the layers from the last to the first: DDP adapts to it in its second step.
 """
 
 import argparse
