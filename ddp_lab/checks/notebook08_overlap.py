@@ -1,0 +1,252 @@
+"""Checks of notebook 08, first half: buckets and overlap."""
+
+import math
+from numbers import Integral, Real
+
+from ddp_lab.checks.answers import calls_in, ended_well, is_run, kind_of, of_ranks, script_of
+from ddp_lab.checks.verdict import NotYet, exercise
+from ddp_lab.errors import InputError
+
+MEANS = [1.5, 15.0, 150.0]  # of 08.1: of 1 and 2, times 10 in each step
+LAYERS, HIDDEN = 4, 3  # the gradient of the first layer comes last: nothing is computed any more
+
+
+@exercise("08.1")
+def _early(run):
+    """The answer is the run of your cell on 2 ranks: `lab.check("08.1", answer)`."""
+    ended_well(run, _early.__doc__)
+    of_ranks(run, 2)
+    for step, mean in enumerate(MEANS):
+        _mean(run, step, mean)
+    _by_hand(script_of(run))
+    rows = _rows(run)
+    for step in range(len(MEANS)):
+        for rank in (0, 1):
+            _sent_early(rows[(rows["step"] == step) & (rows["rank"] == rank)], step, rank)
+    return f"in each step at least {HIDDEN} of {LAYERS} gradients travel while backward goes on, and the mean is right."
+
+
+def _mean(run, step, mean):
+    """A hint unless both ranks have logged this mean as the gradient of each layer."""
+    found = []
+    for rank in run.ranks:
+        own = [record["gradients"] for record in rank.records if {"step", "gradients"} <= record.keys()]
+        if len(own) != len(MEANS):
+            raise NotYet(f"rank {rank.rank} has logged gradients in {len(own)} steps of {len(MEANS)}. Leave the loop.")
+        found.append(own[step])
+    for own in found:
+        if len(own) != LAYERS or not all(isinstance(number, Real) for number in own):
+            raise NotYet(f"in step {step} there are no {LAYERS} gradients. Leave the worker.log(...).")
+        if _near(own, [2 * mean] * LAYERS):
+            raise NotYet(f"in step {step} the gradients are {own[0]:g}, the sum. Divide by the number of ranks.")
+        if _near(own, [mean / 2] * LAYERS):
+            raise NotYet(f"in step {step} the gradients are {own[0]:g}: divided twice.")
+    if not all(_near(own, [mean] * LAYERS) for own in found):
+        numbers = " and ".join(", ".join(f"{number:g}" for number in own) for own in found)
+        raise NotYet(
+            f"in step {step} the ranks have {numbers}, and the mean is {mean:g}. Were all gradients sent, and "
+            "were all waited for, before they are divided and logged?"
+        )
+
+
+def _by_hand(tree):
+    """A hint if DDP did it, or if nothing is ever waited for."""
+    if tree is None:
+        return
+    called = {name for name, _, _ in calls_in(tree)}
+    if "DistributedDataParallel" in called:
+        raise NotYet("DDP does this for you. Here you do it yourself, to see what is in it: leave it out.")
+    if "all_reduce" in called and "wait" not in called:
+        asks = any(
+            word.arg == "async_op" for name, call, _ in calls_in(tree) if name == "all_reduce" for word in call.keywords
+        )
+        if asks:
+            raise NotYet("the mean is right by luck: nothing waits for the all-reduces. Keep each and call its wait().")
+
+
+def _rows(run):
+    """The rows of the run's timeline, or a hint."""
+    try:
+        return run.timeline()
+    except (InputError, AttributeError):
+        raise NotYet("the run was not traced. Leave --trace in the cell's first line.") from None
+
+
+def _sent_early(rows, step, rank):
+    """A hint unless so many all-reduces go on while the rank computes: at least half of the time of each."""
+    computing = _pairs(rows, "backward")
+    moving = _pairs(rows[rows["name"] != "barrier"], "communication")
+    if not moving:
+        raise NotYet(f"in step {step} rank {rank} has sent nothing.")
+    early = sum(_common([pair], computing) > (pair[1] - pair[0]) / 2 for pair in moving)
+    if early >= HIDDEN:
+        return
+    last = max(end for _, end in computing)
+    if sum(begin < last for begin, _ in moving) >= HIDDEN:
+        raise NotYet(
+            f"in step {step} rank {rank} sends {LAYERS - 1} gradients early, but backward stands still until each has "
+            "come: all_reduce(..., async_op=True) gives back a work at once; wait for it after backward."
+        )
+    raise NotYet(
+        f"in step {step} rank {rank} sends {early} of its gradients while backward goes on, and {HIDDEN} of "
+        f"{LAYERS} can be. Who tells you that a gradient is there? parameter.register_post_accumulate_grad_hook(...)"
+    )
+
+
+def _pairs(rows, kind):
+    own = rows[rows["kind"] == kind]
+    return list(zip(own["begin"], own["end"], strict=True))
+
+
+def _near(one, other):
+    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+RIGHT = {"default": [4, 4], "25": [8], "0.6": [3, 3, 2], "[0.5, 1]": [2, 4, 2]}  # of 08.2
+_SIZE_HINTS = {  # {cap: {wrong answer: hint}}
+    "default": {
+        (8,): "that is the first step, and bucket_cap_mb=25 in all. Without a cap the first bucket has another.",
+        (3, 5): "a bucket is closed when it has reached its cap, not before: three layers are less than 1 MiB.",
+    },
+    "25": {(4, 4): "given explicitly, 25 holds for the first bucket, too: it is not the default."},
+    "0.6": {
+        (2, 2, 2, 2): "a bucket is closed when it has reached its cap, not before: two layers are less than 0.6 MiB.",
+        (2, 3, 3): "in which order are they filled? The first is full before there is a second.",
+        (4, 3, 1): "the first bucket has 1 MiB only where no cap is given.",
+        (4, 4): "the first bucket has 1 MiB only where no cap is given.",
+    },
+    "[0.5, 1]": {
+        (2, 2, 2, 2): "the last number of the list is for all buckets that follow, not the first.",
+        (4, 2, 2): "the first bucket that is sent has the first number.",
+        (2, 4, 4): "there are only 8 layers.",
+    },
+}
+
+
+@exercise("08.2")
+def _sizes(answer):
+    """The answer is a dict of four lists of whole numbers: `lab.check("08.2", answer)`."""
+    if not isinstance(answer, dict) or not set(RIGHT) & set(answer):
+        raise NotYet(f"the answer is {kind_of(answer)}. {_sizes.__doc__}")
+    empty = [cap for cap in RIGHT if answer.get(cap) in (None, ...)]
+    if empty:
+        raise NotYet(f"no list yet for {', '.join(empty)}.")
+    for cap, right in RIGHT.items():
+        given = answer[cap]
+        if not isinstance(given, (list, tuple)) or not all(_whole(number) for number in given):
+            raise NotYet(f"{cap}: {given!r:.60} is no list of whole numbers. How many layers has each bucket?")
+        given = list(given)
+        if given == right:
+            continue
+        if hint := _SIZE_HINTS[cap].get(tuple(given)):
+            raise NotYet(f"{cap}: {hint}")
+        if sum(given) != sum(right):
+            raise NotYet(f"{cap}: in all these are {sum(given)} layers, and the model has {sum(right)}.")
+        if sorted(given) == sorted(right):
+            raise NotYet(f"{cap}: the numbers are right, but not their order: from the bucket that is sent first on.")
+        raise NotYet(f"{cap}: {given} is not it. Add up layers of 257 KiB until the cap is reached.")
+    return ", ".join(f"{cap}: {sizes}" for cap, sizes in RIGHT.items()) + "."
+
+
+def _whole(number):
+    return isinstance(number, Integral) and not isinstance(number, bool)
+
+
+CASES = [  # of 08.3: backward, communication, the share that is hidden
+    ([(0, 4)], [(1, 2), (3, 5)], 2 / 3),
+    ([(0, 4), (6, 10)], [(3, 7)], 0.5),
+    ([(0, 4)], [(1, 3), (2, 6)], 0.6),
+    ([(6, 10), (0, 4)], [(8, 9), (3, 5)], 2 / 3),
+    ([(0, 3), (2, 4)], [(1, 5)], 0.75),
+    ([(0, 1)], [(1, 2)], 0.0),
+    ([], [(1, 2)], 0.0),
+]
+
+
+@exercise("08.3")
+def _hidden_share(answer):
+    """The answer is your function: `lab.check("08.3", hidden_share)`."""
+    if is_run(answer) or isinstance(answer, type) or not callable(answer):
+        raise NotYet(f"the answer is {kind_of(answer)}, not a function. {_hidden_share.__doc__}")
+    given = [_called(answer, *case[:2]) for case in CASES]
+    if len(set(given)) == 1:
+        raise NotYet(f"it gives {given[0]:g} whatever it is given. Use its arguments.")
+    for what, hint in _SHARES.items():
+        if _near(given, [what(*case[:2]) for case in CASES]):
+            raise NotYet(hint)
+    for number, (backward, communication, right) in enumerate(CASES):
+        if not math.isclose(given[number], right, abs_tol=1e-9):
+            call = f"hidden_share({backward}, {communication})"
+            raise NotYet(f"{call} gives {given[number]:g}, and it is {right:g}. {_ABOUT[number]}")
+    if _called(answer, [(0, 1)], []) != 0:
+        raise NotYet("where nothing is sent, nothing is hidden: give 0.")
+    return "two thirds of the first, and overlapping times count once."
+
+
+_ABOUT = [
+    "How long is sent in all, and how long of that is computed?",
+    "Backward may have several parts.",
+    "Two that travel at once count once.",
+    "The intervals need not be sorted.",
+    "Two parts of backward may overlap: what is hidden counts once.",
+    "What only touches is not hidden.",
+    "Without a backward nothing is hidden.",
+]
+
+
+def _length(pairs):
+    return sum(end - begin for begin, end in _merged(pairs))
+
+
+def _merged(pairs):
+    found = []
+    for begin, end in sorted(pairs):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _common(one, two):
+    """How long both go on at once."""
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in _merged(one) for b in _merged(two))
+
+
+def _twice(one, two):
+    """As _common(), but what overlaps in a list counts as often as it is there."""
+    return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in two)
+
+
+def _ratio(part, whole):
+    return part / whole if whole else 0.0
+
+
+_SHARES = {
+    lambda back, move: _ratio(_common(back, move), _length(back)): "that is the share of backward in which something "
+    "is sent. Asked for is the share of the communication.",
+    lambda back, move: 1 - _ratio(_common(back, move), _length(move)): "that is what is not hidden.",
+    lambda back, move: _common(back, move): "that is how long both go on. Divide by the time of the communication.",
+    lambda back, move: _ratio(_twice(back, move), sum(b - a for a, b in move)): "two that travel at once are counted "
+    "twice: join overlapping intervals first.",
+    lambda back, move: _ratio(_common(_ends(back), _ends(move)), _length(_ends(move))): "it takes all from the first "
+    "beginning to the last end. Between the intervals nothing goes on.",
+}
+
+
+def _ends(pairs):
+    return [(min(begin for begin, _ in pairs), max(end for _, end in pairs))] if pairs else []
+
+
+def _called(function, backward, communication):
+    """What the function gives, a float; a hint where it gives none."""
+    call = f"hidden_share({backward}, {communication})"
+    try:
+        value = function(list(backward), list(communication))
+    except ZeroDivisionError:
+        raise NotYet(f"{call} divides by 0. Where nothing is sent, give 0.") from None
+    except Exception as error:
+        raise NotYet(f"your function, called as {call}, raises {type(error).__name__}: {error}.") from None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise NotYet(f"{call} gives {kind_of(value)}. Let it return the share, from 0 to 1.")
+    return float(value)
