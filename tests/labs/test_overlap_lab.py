@@ -1,5 +1,7 @@
 """The lab of overlap: what is sent while a backward pass goes on, by hand and by DDP."""
 
+import statistics
+
 import pytest
 
 import ddp_lab as lab
@@ -41,12 +43,10 @@ def test_ddp_sends_while_backward_goes_on_and_the_options_take_that_away(run):
     rows = run.timeline().query("name != 'barrier' and step >= 6")
     begun = {}
     for (step, _), own in rows.groupby(["step", "rank"]):
-        ends = own.loc[own["kind"] == "backward", "end"].max()
+        end = own.loc[own["kind"] == "backward", "end"].max() - 0.01  # a third of what a layer takes
         begins = own.loc[own["kind"] == "communication", "begin"]
-        begun.setdefault(WAYS[step % len(WAYS)], set()).add(int((begins < ends).sum()))
-    assert begun["by hand"] == {0} and begun["DDP"] == {4}
-    if run.backwards:
-        assert max(begun["DDP with options"]) <= 1  # a bias, at the end of backward
-    else:
-        assert begun["DDP with options"] == {4}
+        begun.setdefault(WAYS[step % len(WAYS)], []).append(int((begins < end).sum()))
+    usual = [statistics.median_low(begun[way]) for way in WAYS]  # a busy machine may disturb a step
+    assert usual[:2] == [0, 4]
+    assert usual[2] <= 1 if run.backwards else usual[2] == 4
     assert overlap(of(rows, "by hand"), 0) == 0
