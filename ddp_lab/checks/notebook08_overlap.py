@@ -56,7 +56,7 @@ def _by_hand(tree):
     called = {name for name, _, _ in calls_in(tree)}
     if "DistributedDataParallel" in called:
         raise NotYet("DDP does this for you. Here you do it yourself, to see what is in it: leave it out.")
-    if "all_reduce" in called and "wait" not in called:
+    if "all_reduce" in called and not {"wait", "wait_all", "is_completed"} & called:
         asks = any(
             word.arg == "async_op" for name, call, _ in calls_in(tree) if name == "all_reduce" for word in call.keywords
         )
