@@ -17,6 +17,7 @@ from ddp_lab.figures.masks import devices
 from ddp_lab.figures.reads import samples, weights
 from ddp_lab.figures.rings import partial_sums, traffic
 from ddp_lab.figures.runs import apart, bars, curves, twin
+from ddp_lab.figures.scaling import efficiency
 from ddp_lab.figures.shares import shares
 from ddp_lab.figures.style import BROKEN, FINE, INK, style
 from ddp_lab.figures.sweeps import sweep
@@ -38,6 +39,7 @@ __all__ = [
     "counts",
     "curves",
     "devices",
+    "efficiency",
     "exchanges",
     "gains",
     "held",

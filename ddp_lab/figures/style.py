@@ -73,11 +73,14 @@ def new_figure(titles, columns=1, size=None, heights=None, **share):
 
 
 def label_ends(axes):
-    """Write each line's label behind its end, in its colour, moved apart where ends are close."""
+    """Write each line's label behind its end, in its colour, moved apart where ends are close.
+
+    As in matplotlib's legends, a label that begins with _ is left out.
+    """
     low, high = axes.get_ylim()
     gap = (high - low) * 0.075  # the height of a text in a figure of this size
     ends = []
-    for place, line in enumerate(axes.lines):
+    for place, line in enumerate(line for line in axes.lines if not line.get_label().startswith("_")):
         finite = [y for y in line.get_ydata() if math.isfinite(y)]
         ends.append((finite[-1] if finite else low, -place, line))
     ends.sort(key=lambda end: end[:2])
