@@ -30,18 +30,24 @@ def efficiency(measured, model=None, cores=None, title="Efficiency: how much of 
         _ideal(axes, most, cores and inputs.count(cores, "efficiency", "cores"))
         for label, color, marker in zip(labels, COLORS, MARKERS, strict=False):
             dots, line = measured.get(label, {}), model.get(label, {})
-            axes.plot(dots.keys(), dots.values(), marker, color=color, label=f"_{label}", zorder=3)
             tested = [ranks for ranks in line if ranks <= max(dots, default=0)]
             beyond = [ranks for ranks in line if ranks >= max(tested, default=0)]
-            projected = len(beyond) > 1 or not tested
+            projected = len(beyond) > 1 or line and not tested
+            end, text = max(line or dots), f"{label}: projection" if projected else label
+            hidden = f"_{label}"
+            shown = text if end == most else hidden  # label_ends() writes it
+            axes.plot(dots.keys(), dots.values(), marker, color=color, label=hidden if line else shown, zorder=3)
             look = {"color": color, "linewidth": 1.6}
             if tested:
-                axes.plot(tested, [line[n] for n in tested], label=f"_{label}" if projected else label, **look)
-            if projected and line:
-                broken = {"linestyle": (0, (3, 2)), "label": f"{label}: projection"}
-                axes.plot(beyond, [line[n] for n in beyond], **broken, **look)
-            if not line:  # its label stands at the last dot
-                axes.plot([max(dots)], [dots[max(dots)]], color=color, label=label)
+                axes.plot(tested, [line[n] for n in tested], label=hidden if projected else shown, **look)
+            if projected:
+                axes.plot(beyond, [line[n] for n in beyond], linestyle=(0, (3, 2)), label=shown, **look)
+            if end < most:  # there is room under its end, or above it
+                height = (line or dots)[end]
+                spot = {"textcoords": "offset points", "ha": "center", "va": "bottom" if height > 0.5 else "top"}
+                axes.annotate(
+                    text, (end, height), (0, 9 if height > 0.5 else -9), color=color, fontweight="bold", **spot
+                )
         axes.set(xscale="log", xlim=(0.93, most**1.02 if most > 1 else 2), xlabel="ranks", ylabel="efficiency")
         highest = max(y for line in (*measured.values(), *model.values()) for y in line.values())
         axes.set(ylim=(0, max(1.08, 1.08 * highest)))
