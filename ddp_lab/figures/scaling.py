@@ -29,34 +29,39 @@ def efficiency(measured, model=None, cores=None, title="Efficiency: how much of 
         figure, (axes,) = new_figure([title], size=(6.8, 3.6))
         _ideal(axes, most, cores and inputs.count(cores, "efficiency", "cores"))
         for label, color, marker in zip(labels, COLORS, MARKERS, strict=False):
-            dots, line = measured.get(label, {}), model.get(label, {})
-            tested = [ranks for ranks in line if ranks <= max(dots, default=0)]
-            beyond = [ranks for ranks in line if ranks >= max(tested, default=0)]
-            projected = len(beyond) > 1 or line and not tested
-            end, text = max(line or dots), f"{label}: projection" if projected else label
-            hidden = f"_{label}"
-            shown = text if end == most else hidden  # label_ends() writes it
-            axes.plot(dots.keys(), dots.values(), marker, color=color, label=hidden if line else shown, zorder=3)
-            look = {"color": color, "linewidth": 1.6}
-            if tested:
-                axes.plot(tested, [line[n] for n in tested], label=hidden if projected else shown, **look)
-            if projected:
-                axes.plot(beyond, [line[n] for n in beyond], linestyle=(0, (3, 2)), label=shown, **look)
-            if end < most:  # there is room under its end, or above it
-                height = (line or dots)[end]
-                spot = {"textcoords": "offset points", "ha": "center", "va": "bottom" if height > 0.5 else "top"}
-                axes.annotate(
-                    text, (end, height), (0, 9 if height > 0.5 else -9), color=color, fontweight="bold", **spot
-                )
+            _one(axes, label, measured.get(label, {}), model.get(label, {}), most, color, marker)
         axes.set(xscale="log", xlim=(0.93, most**1.02 if most > 1 else 2), xlabel="ranks", ylabel="efficiency")
         highest = max(y for line in (*measured.values(), *model.values()) for y in line.values())
-        axes.set(ylim=(0, max(1.08, 1.08 * highest)))
+        lowest = min((text.xy[1] - 0.13 for text in axes.texts), default=0)  # room for a text under its end
+        axes.set(ylim=(min(0, lowest), max(1.08, 1.08 * highest)))
         ticks = sorted({*known, *(2**power for power in range(most.bit_length()))})
         axes.set_xticks(ticks, ticks)
         axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:.0%}")
         label_ends(axes)
     return figure
+
+
+def _one(axes, label, dots, line, most, color, marker):
+    """Dots, and the line over them: whole as far as there are dots, broken from there on."""
+    tested = [ranks for ranks in line if ranks <= max(dots, default=0)]
+    beyond = [ranks for ranks in line if ranks >= max(tested, default=0)]
+    projected = len(beyond) > 1 or line and not tested
+    text = f"{label}: projection" if projected else label
+    end, height = list((line or dots).items())[-1]
+    hidden = f"_{label}"
+    shown = text if end == most else hidden  # label_ends() writes it
+
+    axes.plot(dots.keys(), dots.values(), marker, color=color, label=hidden if line else shown, zorder=3)
+    look = {"color": color, "linewidth": 1.6}
+    if tested:
+        axes.plot(tested, [line[n] for n in tested], label=hidden if projected else shown, **look)
+    if projected:
+        axes.plot(beyond, [line[n] for n in beyond], linestyle=(0, (3, 2)), label=shown, **look)
+    if end < most:  # in the middle of the picture: above its end, or under it
+        above = height > 0.5
+        spot = {"textcoords": "offset points", "ha": "center", "va": "bottom" if above else "top"}
+        axes.annotate(text, (end, height), (0, 9 if above else -9), color=color, fontweight="bold", **spot)
 
 
 def _ideal(axes, most, cores):

@@ -61,6 +61,16 @@ def test_without_a_model_the_label_stands_at_the_last_dot():
     assert colors == {label: color for label, color in ends(figure).items() if label != "ideal"}
 
 
+def test_a_line_that_ends_early_has_its_label_at_its_own_end_inside_the_picture():
+    figure = figures.efficiency({"hosts": {2: 0.1, 4: 0.05}}, {"weak": {1: 1.0, 64: 0.8}})
+    (axes,) = figure.axes
+    (text,) = [text for text in axes.texts if text.get_text() == "hosts"]
+    assert text.xy == (4, 0.05)
+    figure.canvas.draw()
+    assert text.get_window_extent().y0 >= axes.get_window_extent().y0
+    assert axes.texts[0].get_text() == "hosts" and {"ideal", "weak: projection"} < set(ends(figure))
+
+
 def ideal(figure):
     (line,) = [line for line in figure.axes[0].lines if line.get_label().startswith("ideal")]
     return line.get_label(), dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
