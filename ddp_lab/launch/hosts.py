@@ -68,7 +68,8 @@ class Network:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         with _netlink() as net:
             net.link("set", index=1, state="up")
-            net.link("add", ifname=_SWITCH, kind="bridge", br_forward_delay=0)
+            net.link("add", ifname=_SWITCH, kind="bridge", br_forward_delay=0, br_mcast_snooping=0)
+            _silence(net, _SWITCH)
             net.link("set", index=socket.if_nametoindex(_SWITCH), state="up")
 
     def start(self, host: int, main: Callable[[], int]) -> int:
@@ -102,6 +103,7 @@ class Network:
         port = _PORT.format(host)
         with _netlink() as net:
             net.link("add", ifname=port, kind="veth", peer={"ifname": INTERFACE, "net_ns_pid": pid})
+            _silence(net, port)
             net.link("set", index=socket.if_nametoindex(port), master=socket.if_nametoindex(_SWITCH), state="up")
             self._shape(net, port)
 
@@ -120,6 +122,7 @@ class Network:
                 with _netlink() as net:
                     net.link("set", index=1, state="up")
                     index = socket.if_nametoindex(INTERFACE)
+                    _silence(net, INTERFACE)
                     net.addr("add", index=index, address=address(host), prefixlen=24)
                     net.link("set", index=index, state="up")
                     self._shape(net, INTERFACE, delay=self._delay)
@@ -161,6 +164,16 @@ def _netlink():
     from pyroute2 import IPRoute
 
     return IPRoute()
+
+
+def _silence(net, interface: str) -> None:
+    """Give an interface no IPv6 address. It would announce it for seconds, and ask for routers: bytes in wire() that no
+    rank has sent, and a sign of life to whoever looks for one.
+    """
+    if not os.path.exists("/proc/self/net/if_inet6"):
+        return  # a kernel without IPv6, which would refuse it
+    no_address = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
+    net.link("set", index=socket.if_nametoindex(interface), IFLA_AF_SPEC=no_address)
 
 
 def _unshare(what: int) -> None:

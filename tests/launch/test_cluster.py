@@ -211,10 +211,18 @@ def test_nothing_of_it_is_on_this_machines_network_and_nothing_stays(tmp_path, w
         for host in roles["host"]:
             listening = listeners(host.pid)
             assert listening and all(address.startswith("10.77.0.") for address in listening)
+        for process in (*roles["agent"], *roles["host"]):  # an IPv6 address would be announced over the links
+            assert ipv6_interfaces(process.pid) <= {"lo"}
         it.interrupt()
         assert it.finish(cell)[0] == "Interrupted"
         assert not of_hosts & namespaces()
         assert interfaces() == before
+
+
+def ipv6_interfaces(pid):
+    """The interfaces of a process's host that have IPv6 addresses."""
+    table = Path(f"/proc/{pid}/net/if_inet6")
+    return {line.split()[-1] for line in table.read_text().splitlines()} if table.exists() else set()
 
 
 def listeners(pid):
