@@ -306,8 +306,7 @@ class _Pulse:
             self._sign = now
         if now - self._looked < _VITALS:
             return
-        written = sum(job.written() for job in self._jobs)
-        vitals = {pid: v for job in self._jobs for pid, v in job.vitals().items()}
+        written, vitals = self._read()
         grown = {pid: (v[0] - old[0], v[1] - old[1]) for pid, v in vitals.items() if (old := self._vitals.get(pid))}
         if written != self._written or any(io > 0 for _, io in grown.values()) or vitals.keys() - self._vitals.keys():
             self._sign = now
@@ -316,6 +315,11 @@ class _Pulse:
         if busy or carried - self._carried > _CHATTER * elapsed:
             self._worked = now
         self._written, self._vitals, self._carried, self._looked = written, vitals, carried, now
+
+    def _read(self) -> tuple[int, dict[int, tuple[float, int]]]:
+        """What the jobs have written so far, and their vitals."""
+        written = sum(job.written() for job in self._jobs)
+        return written, {pid: v for job in self._jobs for pid, v in job.vitals().items()}
 
     def stopped(self, now: float, stall: float) -> bool:
         """Whether there was no sign of life for `stall` seconds."""
@@ -328,7 +332,8 @@ class _Pulse:
             return False
         self._asked = now
         spots = [spot for job in self._jobs if job.running for spot in job.where(insist=False)[0]]
-        self._written = sum(job.written() for job in self._jobs)  # asking has written, and is no sign of life
+        self._written, asked = self._read()  # who answers reads and writes, which is no sign of life
+        self._vitals |= {pid: (self._vitals[pid][0], asked[pid][1]) for pid in self._vitals.keys() & asked.keys()}
         if not spots or not all(spot["collective"] for spot in spots):
             return False
         # In backward only time tells a bucket that nobody will finish from one that goes on behind the computing.

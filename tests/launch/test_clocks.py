@@ -11,7 +11,7 @@ import pytest
 from launching import line_of, script, see
 
 import ddp_lab as lab
-from ddp_lab.launch import traffic
+from ddp_lab.launch import job, traffic
 
 STALL = 2.0
 """Seconds of `stall` in these runs. What is to count as alive goes on for more than twice as long."""
@@ -130,6 +130,37 @@ def test_who_does_nothing_is(ends):
     assert type(error) is lab.HangError and error.reason == "stall"
     assert str(error) == "no sign of life for 2 s; the run was stopped."
     assert STALL <= ends["asleep"].seconds < 5 * STALL
+
+
+class Computes:
+    """A job of one rank, in no collective, that computes until second 3, and reads and writes when asked."""
+
+    running = True
+
+    def __init__(self):
+        self.cpu, self.answered = 0.0, 0
+
+    def written(self):
+        return 100 * self.answered
+
+    def vitals(self):
+        return {1: (self.cpu, 5000 * self.answered)}
+
+    def where(self, insist):
+        self.answered += 1
+        return [{"collective": None}], {}
+
+
+def test_an_answer_is_no_sign_of_life(monkeypatch):
+    monkeypatch.setattr(traffic, "of", lambda pids: 0)
+    it = Computes()
+    pulse = job._Pulse([it], 0.0)
+    for now in range(1, 20):
+        it.cpu = min(now, 3)
+        pulse.look(now, False)
+        if pulse.stopped(now, 4.0):
+            break
+    assert it.answered and now == 3 + 4
 
 
 def test_a_clock_that_is_none_is_off(ends):
