@@ -231,7 +231,8 @@ class Run:
         text = f"no rank of {self.name} got so far that its {what} could be {done}."
         if self.error is None:
             return text
-        return f"{text} It ended with {type(self.error).__name__}: {str(self.error).partition(chr(10))[0]}"
+        first = str(self.error).partition("\n")[0].removesuffix(" Where each rank stood:")
+        return f"{text} It ended with {type(self.error).__name__}: {first}"
 
     def __repr__(self) -> str:
         try:

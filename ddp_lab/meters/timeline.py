@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ddp_lab.meters.tracing import FILE, MARK
+from ddp_lab.meters.tracing import FILE, MARK, unquoted
 
 KINDS = ("forward", "backward", "communication", "optimizer")
 COLUMNS = ["rank", "step", "kind", "name", "bytes", "begin", "end"]
@@ -90,7 +90,7 @@ class Trace:
         """Rows of kind, name, bytes, begin, end (µs, as the spans'), step; in the order of their beginnings."""
         rows = [*self._computing(), *self._communication()]
         rows.sort(key=lambda row: row["begin"])
-        ends = [(span.begin, json.loads(span.name.removeprefix(MARK + "step "))) for span in self.marks("step ")]
+        ends = [(span.begin, unquoted(span.name.removeprefix(MARK + "step "))) for span in self.marks("step ")]
         if not ends:  # it has logged no step
             updates = sorted(row["at"] for row in rows if row["kind"] == "optimizer")
             ends = [(at, number) for number, at in enumerate(updates)]

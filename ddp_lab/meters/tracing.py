@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import time
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ FILE = "trace.json"
 """In the folder of a traced rank: what torch's profiler exports, Chrome's trace format."""
 
 MARK = "ddp_lab: "
-"""Before the names of the ranges that are ours: `backward`, `wait`, `clock`, `clock NANOSECONDS`, `step JSON`."""
+"""Before the names of the ranges that are ours: `backward`, `wait`, `clock`, `clock NANOSECONDS`, `step QUOTED`."""
 
 
 def trace_into(folder: str | os.PathLike) -> None:
@@ -91,6 +92,17 @@ def _refuse_others(profile: type, rank: int) -> None:
     profile.__init__ = refuse
 
 
+def quoted(step: object) -> str:
+    """A step as JSON, for the name of a range: torch's profiler writes ' for ", and / for a backslash."""
+    text = json.dumps(step, default=worker._plain)
+    return "".join(f"%{ord(each):02X}" if each in '"\\%' else each for each in text)
+
+
+def unquoted(text: str) -> object:
+    """The step of quoted()."""
+    return json.loads(urllib.parse.unquote(text))
+
+
 def _mark() -> None:
     """Put ranges around what torch's profiler does not show: which nodes belong to one backward pass, where a thread
     waits for a collective instead of computing, and where a step ends.
@@ -107,7 +119,7 @@ def _mark() -> None:
     def log_and_mark(**values):
         log(**values)
         if values.get("step") is not None:
-            _range(f"step {json.dumps(values['step'], default=worker._plain)}")
+            _range(f"step {quoted(values['step'])}")
             _check_clock()
 
     worker.log = log_and_mark

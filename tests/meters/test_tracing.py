@@ -135,6 +135,18 @@ def test_count_and_trace_agree(tmp_path):
         assert dict(seen) == dict(counted) and len(seen) >= 4
 
 
+def test_steps_of_every_kind_are_told_as_they_were_logged(tmp_path):
+    steps = ["one", 'a "b" / \\ %22 é\n', [1, "2"], {"epoch": 1}, 1.5, True, -(10**30)]
+    body = f"""
+        for step in {steps!r}:
+            torch.ones(1, requires_grad=True).sum().backward()
+            worker.log(step=step)
+    """
+    run = run_of(tmp_path, textwrap.dedent(body))
+    assert list(run.timeline().query("kind == 'backward'")["step"]) == steps
+    assert [record["step"] for record in run.ranks[0].records] == steps
+
+
 def test_where_a_traced_rank_hangs_is_told_as_in_any_run(tmp_path):
     body = """
         dist.init_process_group()
@@ -149,6 +161,8 @@ def test_where_a_traced_rank_hangs_is_told_as_in_any_run(tmp_path):
     with pytest.raises(lab.HangError) as hang:
         lab.torchrun(path, show="none", trace=True, stall=3)
     assert "barrier" in str(hang.value) and "tracing.py" not in str(hang.value)
+    with pytest.raises(lab.InputError, match="It ended with HangError: no sign of life for 3 s; the run was stopped.$"):
+        hang.value.run.timeline()
 
 
 def test_the_file_stands_in_the_ranks_folder(tmp_path):
