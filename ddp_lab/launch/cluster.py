@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
 from ddp_lab.errors import InputError
 from ddp_lab.launch import hosts
+from ddp_lab.launch.job import Interrupted
 from ddp_lab.limits import read_text
 
 MOST_HOSTS = 8
@@ -107,7 +109,7 @@ def spoken(bits: float) -> str:
 
 
 def _plain(link: object) -> bool:
-    return isinstance(link, (str, int)) and not isinstance(link, bool)
+    return isinstance(link, (str, Integral)) and not isinstance(link, bool)
 
 
 def why_not(delay: bool = False) -> str:
@@ -131,9 +133,14 @@ def _attempt(*arguments: str) -> str:
     """What hosts.py says when it is tried: "" if all is well, which it is then tried no more."""
     if arguments in _worked:
         return ""
-    command = [sys.executable, str(Path(__file__).with_name("hosts.py")), *arguments]
+    command = [sys.executable, str(Path(__file__).with_name("hosts.py"))]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRY)
+        with tempfile.TemporaryDirectory() as folder:  # here: what is killed in the midst of it removes none
+            done = subprocess.run(
+                [*command, folder, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TRY
+            )
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted while it was tried whether this machine can emulate hosts.") from None
     except (subprocess.TimeoutExpired, OSError) as error:
         return f"{type(error).__name__} when it was tried"
     said = (done.stdout.strip() or done.stderr.strip()).splitlines()
@@ -149,6 +156,7 @@ def cure() -> str:
         "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),  # Ubuntu from 24.04
         "kernel.unprivileged_userns_clone": ("0", "1"),  # Debian before 11
         "user.max_user_namespaces": ("0", "10000"),  # RHEL
+        "user.max_net_namespaces": ("0", "10000"),  # of who forbids these alone
     }
     for name, (forbids, allows) in switches.items():
         if read_text(SETTINGS / name.replace(".", "/")) == forbids:

@@ -4,7 +4,8 @@ All of it is the system's own (Linux): a user namespace, so that no root is need
 in it a network namespace with a bridge, the switch; and for each host another one, joined to the switch by a veth pair
 with a token bucket at both ends. The namespaces end with the last process in them.
 
-`python hosts.py [DELAY]` tries it (DELAY: with delays too): it prints why it does not work here, or nothing.
+`python hosts.py FOLDER [delay]` tries it (`delay`: with delays too), with its files in FOLDER: it prints why it does
+not work here, or nothing.
 """
 
 from __future__ import annotations
@@ -190,11 +191,10 @@ def _call(function: str, *arguments: object) -> None:
         raise OSError(number, f"{function}: {os.strerror(number)}")
 
 
-def attempt(delay: bool) -> str:
+def attempt(folder: Path, delay: bool) -> str:
     """Emulate two hosts that exchange a byte, in this process, which is of no other use afterwards. Returns "" where it
     worked, else why not.
     """
-    import tempfile
 
     def listen() -> int:
         with socket.create_server((address(0), 1000)) as server:
@@ -211,10 +211,9 @@ def attempt(delay: bool) -> str:
 
     told = os.pipe()
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            network = Network(2, Path(folder), rate=10**9, delay=1000 * delay)
-            pids = [network.start(0, listen), network.start(1, call)]
-            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        network = Network(2, folder, rate=10**9, delay=1000 * delay)
+        pids = [network.start(0, listen), network.start(1, call)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if codes == [0, 0] else "two emulated hosts could not reach each other"
@@ -222,4 +221,4 @@ def attempt(delay: bool) -> str:
 
 if __name__ == "__main__":
     signal.alarm(10)
-    print(attempt("delay" in sys.argv[1:]))
+    print(attempt(Path(sys.argv[1]), "delay" in sys.argv[2:]))

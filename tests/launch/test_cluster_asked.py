@@ -4,13 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
+import numpy
 import pytest
 from launching import script, see
 
 import ddp_lab as lab
 from ddp_lab import doctor, gpus
-from ddp_lab.launch import cluster, environment, hosts
+from ddp_lab.launch import cluster, environment, hosts, job
 
 RATES = {
     "1gbit": 10**9, "200mbit": 2 * 10**8, "1.5Gbit": 1.5 * 10**9, "100000kbit": 10**8, " 2 gbit ": 2 * 10**9,
@@ -23,6 +25,10 @@ TIMES = {"20ms": 20_000, "500us": 500, "0.1s": 100_000, "1s": 10**6, "5 msec": 5
 @pytest.mark.parametrize("text", RATES)
 def test_rates_are_those_of_tc(text):
     assert cluster.rate(text) == RATES[text]
+
+
+def test_a_rate_is_a_whole_number_of_any_type():
+    assert cluster.rate(numpy.int64(10**9)) == 10**9
 
 
 @pytest.mark.parametrize("text", TIMES)
@@ -183,11 +189,35 @@ def test_the_doctor_has_a_cure_for_a_refusal(tried, code):
     assert row()["found"] == "no" and "docker run" in row()["cure"]
 
 
-def test_the_setting_that_forbids_them_is_named(tried, tmp_path):
+FORBID = {
+    "kernel/apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user/max_user_namespaces": ("0", "10000"),
+    "user/max_net_namespaces": ("0", "10000"),
+}
+
+
+@pytest.mark.parametrize("setting", FORBID)
+def test_the_setting_that_forbids_them_is_named(tried, tmp_path, setting):
     tried("raise SystemExit(1)")
-    (tmp_path / "kernel").mkdir()
-    (tmp_path / "kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
-    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in row()["cure"]
+    forbids, allows = FORBID[setting]
+    (tmp_path / setting).parent.mkdir()
+    (tmp_path / setting).write_text(forbids + "\n")
+    assert f"sysctl -w {setting.replace('/', '.')}={allows}" in row()["cure"]
+
+
+def test_an_interrupt_of_the_try_is_told_in_a_line_and_leaves_nothing(tried, tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    tried(
+        "import os, signal, sys, time\n"
+        "open(sys.argv[1] + '/hosts', 'w').close()\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "time.sleep(60)"
+    )
+    with pytest.raises(KeyboardInterrupt) as stop:
+        lab.can_run("07 on hosts", nodes=2)
+    assert type(stop.value) is job.Interrupted and "whether this machine can emulate hosts" in str(stop.value)
+    assert not os.listdir(tmp_path / "tmp")
 
 
 def test_a_stuck_try_is_given_up(tried, monkeypatch):
