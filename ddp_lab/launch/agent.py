@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -174,6 +175,8 @@ def _call_torchrun(options: list[str], argv: list[str], forked: bool) -> int:
     start = [str(here.with_name("rank.py"))]
     if forked:
         _touch_no_device()
+        # Where torch.multiprocessing has a rank leave its traceback, should it be stopped before it is under its guard.
+        _replace(tempfile, "tempdir", os.environ["DDP_LAB_RUN_DIR"])
         start = ["--start-method", "fork", "--run-path", str(here.with_name("forked_rank.py"))]
     os.environ["DDP_LAB_AGENT"] = str(os.getpid())  # for the guards: if it ends before they look, they can tell
     try:
@@ -271,7 +274,7 @@ def _replace(module: object, name: str, value: object) -> None:
 
 
 def restore() -> None:
-    """Give torch back what was replaced in it: for a forked rank, whose torch is to be as installed."""
+    """Put back what was replaced: for a forked rank, whose torch is to be as installed."""
     while _replaced:
         setattr(*_replaced.pop())
 

@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -204,6 +206,27 @@ def test_a_fork_of_a_warm_rank_has_the_descriptors_of_the_rank(tmp_path, hosts):
         pytest.skip(why)
     run = lab.torchrun(script(tmp_path, FORKS), warm=True, show="none", **hosts)
     assert [record["lost"] for rank in run.ranks for record in rank.records] == [0, 0]
+
+
+FILES = """
+import sys, tempfile
+from ddp_lab import worker
+
+frame = sys._getframe()
+while "error_file" not in frame.f_locals:  # in torch.multiprocessing, which has forked this
+    frame = frame.f_back
+worker.log(file=frame.f_locals["error_file"], folder=tempfile.gettempdir())
+"""
+
+
+@pytest.mark.parametrize("hosts", [{}, {"nodes": 2, "nproc": 1}], ids=["here", "on hosts"])
+def test_what_torch_would_leave_of_a_rank_stopped_at_its_start_is_in_the_folder_of_the_run(tmp_path, hosts):
+    if hosts and (why := cluster.why_not()):
+        pytest.skip(why)
+    run = lab.torchrun(script(tmp_path, FILES), warm=True, show="none", **hosts)
+    for rank in run.ranks:
+        (record,) = rank.records
+        assert Path(record["file"]).parent == run.dir and record["folder"] == tempfile.gettempdir()
 
 
 def test_an_edited_script_and_an_edited_module_are_seen_at_the_next_run(tmp_path):
