@@ -69,6 +69,7 @@ class Network:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         with _netlink() as net:
             net.link("set", index=1, state="up")
+            # Without snooping it does not go out for multicast routers: as in _silence().
             net.link("add", ifname=_SWITCH, kind="bridge", br_forward_delay=0, br_mcast_snooping=0)
             _silence(net, _SWITCH)
             net.link("set", index=socket.if_nametoindex(_SWITCH), state="up")

@@ -213,6 +213,7 @@ def test_nothing_of_it_is_on_this_machines_network_and_nothing_stays(tmp_path, w
             assert listening and all(address.startswith("10.77.0.") for address in listening)
         for process in (*roles["agent"], *roles["host"]):  # an IPv6 address would be announced over the links
             assert ipv6_interfaces(process.pid) <= {"lo"}
+            assert ipv6_packets(process.pid) == 0
         it.interrupt()
         assert it.finish(cell)[0] == "Interrupted"
         assert not of_hosts & namespaces()
@@ -223,6 +224,13 @@ def ipv6_interfaces(pid):
     """The interfaces of a process's host that have IPv6 addresses."""
     table = Path(f"/proc/{pid}/net/if_inet6")
     return {line.split()[-1] for line in table.read_text().splitlines()} if table.exists() else set()
+
+
+def ipv6_packets(pid):
+    """How many IPv6 packets a process's host has received so far."""
+    table = Path(f"/proc/{pid}/net/snmp6")
+    counts = dict(line.split() for line in table.read_text().splitlines()) if table.exists() else {}
+    return int(counts.get("Ip6InReceives", 0))
 
 
 def listeners(pid):
