@@ -23,7 +23,7 @@ from ddp_lab import data, models, worker
 def average(calls, bucket):
     """What DDP does by itself, written out. The first argument is whatever was registered with the hook: here a list.
 
-    DDP passes the second by its name, which is to be `bucket`.
+    DDP passes both by their places, and asks, when the hook is registered, that one has the name `bucket`.
     """
     call = {"bucket": bucket.index(), "numel": bucket.buffer().numel(), "is_last": bucket.is_last()}
     calls.append(call | {"event": "in", "thread": threading.current_thread().name})

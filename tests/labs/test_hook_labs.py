@@ -183,6 +183,26 @@ def test_all_hooks_train_one_model_on_all_ranks(compared):
         assert sum(losses[-4:]) < 0.6 * sum(losses[:4])
 
 
+WITHOUT_CUDA = """
+import torch
+
+torch.version.cuda = None  # as on a build without: there torch refuses its own bf16 hook, by the hook's name
+from {} import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "name, words", [("hooks_compared", ["--hook", "bf16", "--steps", "8"]), ("faults.fp16_overflow_cured", [])]
+)
+def test_bf16_runs_also_where_torch_was_built_without_cuda(tmp_path, name, words):
+    script = tmp_path / "without_cuda.py"
+    script.write_text(WITHOUT_CUDA.format(f"ddp_lab.labs.{name}"))
+    run = lab.torchrun(script, *words, show="none", count=True, env=WITHOUT_GPUS)
+    assert "bfloat16" in set(run.collectives.query("op == 'all_reduce'")["dtype"])
+
+
 def test_several_hooks_are_trained_in_turn_and_begin_alike_with_each_seed():
     settings = ["--hook", "none", "fp16", "--seeds", "2", "--steps", "8"]
     run = lab.torchrun("hooks_compared", *settings, show="none", count=True)
