@@ -47,6 +47,15 @@ def test_hook_returns_tensor_cured():
     assert gradients(cured("hook_returns_tensor")) == [(1.5, 1.5)]
 
 
+def test_hook_returns_nothing():
+    error = fails("hook_returns_nothing", "SIGSEGV", ".backward()")  # torch does not refuse it: it dies
+    assert all(not rank.records for rank in error.run.ranks)
+
+
+def test_hook_returns_nothing_cured():
+    assert gradients(cured("hook_returns_nothing")) == [(1.5, 1.5)]
+
+
 def test_hook_registered_twice():
     error = fails("hook_registered_twice", "can only be called once", "register_comm_hook(None, fp16")
     assert [record["step"] for record in error.run.ranks[error.rank].records] == [0, 1]
