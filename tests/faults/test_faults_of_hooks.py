@@ -121,11 +121,13 @@ def of_seeds(run):
 def test_error_feedback_forgotten():
     for record in of_seeds(faulty("error_feedback_forgotten")):
         assert record["off"] > 0.7 and record["largest"] > 3 * record["whole"]
+        assert record["still"] > 0.7  # of the weights have never moved
 
 
 def test_error_feedback_forgotten_cured():
     for record in of_seeds(cured("error_feedback_forgotten")):
         assert 0 < record["off"] < 0.4 and record["largest"] < 1.5 * record["whole"]
+        assert record["still"] < 0.6
 
 
 def test_hook_state_not_saved():

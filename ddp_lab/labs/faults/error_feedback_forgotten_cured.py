@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 -m ddp_lab.labs.faults.error_feedback_forgotten_cured
 
 Look at the losses of the two trainings, and at `off`, the distance of their weights as a share of the way that the
-whole gradients have gone.
+whole gradients have gone; `still` is the share of the weights that have never moved.
 """
 
 import copy
@@ -59,7 +59,8 @@ def main():
 
         losses = {name: cross_entropy(net(images), labels) for name, net in nets.items()}
         begin, whole, largest = map(flat, [start, nets["whole"], nets["largest"]])
-        worker.log(seed=seed, off=(largest - whole).norm() / (whole - begin).norm(), **losses)
+        off, still = (largest - whole).norm() / (whole - begin).norm(), (largest == begin).float().mean()
+        worker.log(seed=seed, off=off, still=still, **losses)
     dist.destroy_process_group()
 
 
