@@ -2,13 +2,15 @@
 
 import ast
 import math
-from numbers import Integral, Real
+import re
+from numbers import Real
 
 from ddp_lab.checks.answers import BRING, calls_in, ended_well, first, is_run, kind_of, of_ranks, script_of
 from ddp_lab.checks.verdict import NotYet, exercise
 from ddp_lab.errors import InputError
 
 NEAR = 1e-6  # relative, of float32
+BRINGS = re.compile("reduce|gather|to_all|recv")  # in the name of a call: a group's own are allreduce and allgather
 
 
 def _lists(run, name):
@@ -47,9 +49,78 @@ def _own_hook(run, shipped):
     called = {name for name, _, _ in calls_in(tree)}
     if "register_comm_hook" not in called:
         raise NotYet("the numbers are DDP's own: no hook was registered. Leave model.register_comm_hook(...).")
-    names = {getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in ast.walk(tree)}
-    if used := next((name for name in shipped if name in names), None):
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}  # a name may be that of torch's
+    names = {getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in nodes}
+    if used := next((name for name in shipped if name in names - own), None):
         raise NotYet(f"{used} is torch's. It does this, but write your own, to see what is in it.")
+    hooks = _hooks(tree)
+    if all(hooks) and not any(BRINGS.search(name or "") for hook in hooks for name, _, _ in _reached(tree, hook)):
+        raise NotYet("the numbers are right, but not the hook's: no collective is called in it.")
+
+
+def _hooks(tree):
+    """What the script registers: for each call its function, or None."""
+    return [_function(tree, call) for name, call, _ in calls_in(tree) if name == "register_comm_hook"]
+
+
+def _function(tree, call):
+    """The function of the script, or the lambda, that this call registers as a hook; None where it is not seen."""
+    given = [*call.args[1:2], *(word.value for word in call.keywords if word.arg == "hook")]
+    if not given or isinstance(given[0], ast.Lambda):
+        return given[0] if given else None
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == getattr(given[0], "id", "")]
+    return found[-1] if found else None
+
+
+def _reached(tree, function):
+    """The calls in a function of the script, and in those of the script that it calls."""
+    own = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    seen, left, calls = set(), [function], []
+    while left:
+        if (node := left.pop()) not in seen:
+            seen.add(node)
+            calls += calls_in(node)
+            left += [own[name] for name, _, _ in calls_in(node) if name in own]
+    return calls
+
+
+def _well(run, doc):
+    """ended_well(), and before it hints of how a hook's mistakes end, of which torch says little."""
+    if is_run(run) and getattr(run.error, "where", None):
+        raise NotYet(
+            "the run hung: backward() waits for what is in each hook's future. Nothing has come into one, or one rank "
+            "has called a collective alone."
+        )
+    if is_run(run) and run.error is not None:
+        said, tree = str(run.error), script_of(run)
+        hooks = _hooks(tree) if tree else []
+        if any(isinstance(hook, ast.FunctionDef) and not _returns(hook) for hook in hooks):
+            raise NotYet("the hook returns nothing: DDP takes that for a future, and dies of it. Return the future.")
+        if "expected the hook result is a PyObject" in said:
+            raise NotYet(
+                "the hook returns the collective's own future, whose value is a list. Return what its .then() gives."
+            )
+        if "must return a torch.futures.Future object" in said:
+            got = said.partition("but got ")[2].split()
+            raise NotYet(f"the hook returns a {got[0].rpartition('.')[2] if got else 'value'}. DDP wants a future.")
+        if "'NoneType' object has no attribute 'get_future'" in said:
+            raise NotYet("a collective gives its work back, which has the future, with async_op=True alone.")
+        if "unsupported operand type(s)" in said and "'list'" in said:
+            raise NotYet("the value of a collective's future is a list of tensors: take the first, [0].")
+    ended_well(run, doc)
+
+
+def _returns(function):
+    """Whether this function itself, not one within it, has a `return` with a value."""
+    left = list(function.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Return) and node.value is not None:
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            left += ast.iter_child_nodes(node)
+    return False
 
 
 MEANS = [[1.5] * 2, [15.0] * 2, [150.0] * 2]  # of 07.1: of 1 and 2, times 10 in each step
@@ -58,7 +129,7 @@ MEANS = [[1.5] * 2, [15.0] * 2, [150.0] * 2]  # of 07.1: of 1 and 2, times 10 in
 @exercise("07.1")
 def _default_hook(run):
     """The answer is the run of your cell on 2 ranks: `lab.check("07.1", answer)`."""
-    ended_well(run, _default_hook.__doc__)
+    _well(run, _default_hook.__doc__)
     of_ranks(run, 2)
     found = _lists(run, "gradients")
     if len(found[0]) != len(MEANS):
@@ -74,11 +145,15 @@ def _default_hook(run):
 
 def _one_step(step, mean, found):
     """A hint unless all ranks have the mean."""
-    if not all(_same(own, found[0]) for own in found):
-        raise NotYet(
-            f"in step {step} the ranks have different gradients, {found[0][0]:g} and {found[1][0]:g}: "
-            "what a hook gives back is taken as it is, and yours has not added up the ranks'."
-        )
+    if (at := _unlike(found)) is not None:
+        pair, own = [numbers[at] for numbers in found], [rank * 10**step for rank in (1, 2)]  # of each rank alone
+        told = f"in step {step} the ranks have different gradients, {pair[0]:g} and {pair[1]:g}"
+        if _same(pair, own) or _same(pair, [number / 2 for number in own]):
+            raise NotYet(
+                f"{told}: what a hook gives back is taken as it is, and yours has not added up the ranks', or has not "
+                "waited for the sum."
+            )
+        raise NotYet(f"{told}. Each rank has to have the same sum, and to divide it by the same number.")
     own = found[0]
     if _same(own, mean):
         return
@@ -91,6 +166,11 @@ def _one_step(step, mean, found):
             raise NotYet(f"in step {step} the gradient is 0. The future has to be of the bucket's numbers.")
     numbers = ", ".join(f"{number:g}" for number in own[:4])
     raise NotYet(f"in step {step} the gradients are {numbers}, and the mean of the ranks is {mean[0]:g}.")
+
+
+def _unlike(found):
+    """The first place at which the ranks' numbers differ, or None."""
+    return first(not _same([numbers[0]] * len(numbers), numbers) for numbers in zip(*found, strict=True))
 
 
 WIDTH, RANK, SHARE = 256, 2, 0.01  # of 07.2
@@ -140,7 +220,7 @@ def _predicted(answer):
         raise NotYet(f"no number yet for {', '.join(missing)}. How many numbers has the gradient?")
     for name, right in BYTES.items():
         given = answer[name]
-        if isinstance(given, bool) or not isinstance(given, Integral):
+        if isinstance(given, bool) or not isinstance(given, Real) or given % 1:  # 2 * n / 2 is a float, and whole
             raise NotYet(f"{name} is {kind_of(given)}; give a whole number of bytes.")
         if given == right:
             continue
@@ -187,6 +267,8 @@ def _break_even(answer):
 
 _RATES = {
     lambda cost, whole, sent: (whole - sent) / cost: "that is in bytes per second. A link's rate is in bit/s.",
+    lambda cost, whole, sent: 8e-6 * (whole - sent) / cost: "that is in Mbit/s. The rate is in bit/s.",
+    lambda cost, whole, sent: 8e-9 * (whole - sent) / cost: "that is in Gbit/s. The rate is in bit/s.",
     lambda cost, whole, sent: cost / (whole - sent): "that is β, the seconds per byte. The rate is bit/s: 8 / β.",
     lambda cost, whole, sent: cost / (8 * (whole - sent)): "that is seconds per bit. A rate is bits per second.",
     lambda cost, whole, sent: 8 * whole / cost: "it counts the whole gradient. A hook saves what it does not send.",
@@ -215,14 +297,16 @@ MEAN = [35000.5, 2.0, 40000.0]  # of 07.4
 @exercise("07.4")
 def _half(run):
     """The answer is the run of your cell on 2 ranks: `lab.check("07.4", answer)`."""
-    ended_well(run, _half.__doc__)
+    _well(run, _half.__doc__)
     of_ranks(run, 2)
     steps = _lists(run, "gradient")
     if len(steps[0]) != 2:
         raise NotYet(f"{len(steps[0])} steps, and there are 2. Leave the loop.")
+    tables = _collectives(run, 1)  # in step 0 DDP was made, too
+    dtypes = {dtype for own in tables for dtype in own["dtype"]}
     for step in range(2):
-        _one_half([own[step] for own in steps])
-    sent = max(int(own["bytes"].sum()) for own in _collectives(run, 1))  # in step 0 DDP was made, too
+        _one_half([own[step] for own in steps], "bfloat16" in dtypes)
+    sent = max(int(own["bytes"].sum()) for own in tables)
     if not sent:
         raise NotYet("no rank has asked the other for its gradient in step 1.")
     if sent > 2 * len(MEAN):
@@ -234,8 +318,8 @@ def _half(run):
     return f"the mean to {worst:.0e}, on both ranks, with {sent} bytes."
 
 
-def _one_half(found):
-    """A hint unless these are, on each rank, the mean to a thousandth."""
+def _one_half(found, brain):
+    """A hint unless these are, on each rank, the mean to a thousandth. `brain`: whether bfloat16 was sent."""
     if any(len(own) != len(MEAN) for own in found):
         raise NotYet(f"a gradient has {len(found[0])} numbers, and there are {len(MEAN)}. Leave the worker.log(...).")
     if (at := first(not all(map(math.isfinite, numbers)) for numbers in zip(*found, strict=True))) is not None:
@@ -245,14 +329,22 @@ def _one_half(found):
             )
         raise NotYet("70000 does not fit into float16, which ends at 65504. Its half does.")
     if found[0] != found[1]:
-        raise NotYet("the ranks have different gradients: what each has itself is not all there is.")
+        one, other = next(pair for pair in zip(*found, strict=True) if pair[0] != pair[1])
+        raise NotYet(
+            f"the ranks have different gradients, {one:g} and {other:g}: each has to have the same sum, waited for, "
+            "and to treat it alike."
+        )
     ratios = [number / mean for number, mean in zip(found[0], MEAN, strict=True)]
     if all(abs(ratio - 2) < 0.01 for ratio in ratios):
         raise NotYet("the gradient is the sum. With a hook DDP does not divide.")
     if all(abs(ratio - 0.5) < 0.01 for ratio in ratios):
         raise NotYet("the gradient is half of the mean. It was divided twice.")
     worst = max(abs(ratio - 1) for ratio in ratios)
-    if 1e-3 < worst < 2**-7:
+    if brain and 1e-3 < worst < 2**-7:
         raise NotYet(f"the mean is off by {worst:.1%}, as bfloat16's eight digits have it. Stay with float16.")
+    if 1e-3 < worst < 0.1:
+        raise NotYet(
+            f"the mean is off by {worst:.1%}. float16 has its eleven digits above 6e-5 only: are numbers made so small?"
+        )
     if worst > 1e-3:
         raise NotYet(f"the gradient is {', '.join(f'{n:g}' for n in found[0])}; the mean is 35000.5, 2, 40000.")

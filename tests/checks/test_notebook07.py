@@ -6,6 +6,7 @@ import pytest
 from answering import Cells, hint, made_up_run
 
 import ddp_lab as lab
+from ddp_lab.launch.failures import HangError
 
 CELLS = Cells("07_communication_hooks.ipynb")
 cell, run_cell = CELLS.script, CELLS.run
@@ -23,6 +24,8 @@ SENDS = "    work = dist.all_reduce(bucket.buffer(), async_op=True)\n"
 RETURNS = f"    return work.get_future().then(lambda future: {DIVIDED})\n"
 REGISTERS = "model.register_comm_hook(None, average)\n"
 FUTURE = "    future = torch.futures.Future()\n    future.set_result({})\n    return future\n"
+BACKWARD = "    model(x).sum().backward()\n"
+NEXT, NEXT_IN = "\n    ", "\n        "
 WRONG_HOOKS = {  # mistake: (edits of the solution, the hint)
     "not divided": ([(DIVIDED, "future.value()[0]")], "is the sum, 3. With a hook DDP does not divide"),
     "divided twice": ([(DIVIDED, f"{DIVIDED} / 2")], "is half of the mean, 0.75. It was divided twice"),
@@ -33,8 +36,48 @@ WRONG_HOOKS = {  # mistake: (edits of the solution, the hint)
     ),
     "typed": (
         [(SENDS, ""), (RETURNS, FUTURE.format("bucket.buffer() / (dist.get_rank() + 1) * 1.5"))],
+        "no collective is called in it",
+    ),
+    "typed, from step 1 on": (
+        [
+            (SENDS, "    if bucket.buffer()[0] < 5:\n        dist.all_reduce(torch.ones(1))\n"),
+            (RETURNS, FUTURE.format("bucket.buffer() / (dist.get_rank() + 1) * 1.5")),
+        ],
         "in a step no rank has asked the other",
     ),
+    "by hand, after backward": (
+        [
+            (SENDS, ""),
+            (RETURNS, FUTURE.format("bucket.buffer()")),
+            (
+                BACKWARD,
+                BACKWARD + "    for p in net.parameters():\n        dist.all_reduce(p.grad)\n        p.grad /= 2\n",
+            ),
+        ],
+        "no collective is called in it",
+    ),
+    "one bucket alone": (
+        [
+            (
+                SENDS,
+                f"    if not bucket.is_last():\n    {FUTURE.format('bucket.buffer()').replace(NEXT, NEXT_IN)}" + SENDS,
+            )
+        ],
+        "in step 1 the ranks have different gradients, 10 and 20: what a hook gives back is taken as it is",
+    ),
+    "not waited for": (
+        [(RETURNS, FUTURE.format("bucket.buffer() / dist.get_world_size()"))],
+        "yours has not added up the ranks', or has not waited for the sum",
+    ),
+    "divided by other numbers": (
+        [(DIVIDED, "future.value()[0] / (dist.get_rank() + 1)")],
+        "different gradients, 3 and 1.5. Each rank has to have the same sum, and to divide it by the same number",
+    ),
+    "nothing returned": ([("    return work", "    work")], "the hook returns nothing"),
+    "the collective's future": ([(f".then(lambda future: {DIVIDED})", "")], "Return what its .then() gives"),
+    "the work": ([(RETURNS, "    return work\n")], "the hook returns a Work. DDP wants a future"),
+    "a list": ([("future.value()[0]", "future.value()")], "is a list of tensors: take the first"),
+    "not asynchronous": ([(", async_op=True", "")], "with async_op=True alone"),
     "not registered": ([(REGISTERS, "")], "the numbers are DDP's own: no hook was registered"),
     "torch's own": (
         [
@@ -46,7 +89,8 @@ WRONG_HOOKS = {  # mistake: (edits of the solution, the hint)
         ],
         "allreduce_hook is torch's",
     ),
-    "a tensor": ([(RETURNS, "    return bucket.buffer()\n")], "the run failed"),
+    "a tensor": ([(RETURNS, "    return bucket.buffer()\n")], "the hook returns a Tensor. DDP wants a future"),
+    "another shape": ([(f"{DIVIDED})", f"{DIVIDED}[:0])")], "the run failed"),
     "fewer steps": ([("range(3)", "range(2)")], "2 steps, and there are 3"),
     "nothing logged": (
         [("    worker.log(step=step, gradients=[p.grad.item() for p in net.parameters()])\n", "")],
@@ -61,8 +105,35 @@ def test_each_wrong_hook_has_its_own_hint(mistake):
     assert expected in hint("07.1", run_cell("hook_solution.py", *edits))
 
 
+def test_a_future_in_which_nothing_ever_is_is_told_as_that(tmp_path):
+    spots = [{"rank": rank, "file": "hook.py", "line": 26, "function": "<module>"} for rank in (0, 1)]
+    hung = made_up_run([[], []], error=HangError("no sign of life", where=spots))
+    for name in ("07.1", "07.4"):
+        assert "backward() waits for what is in each hook's future" in hint(name, hung)
+
+
 RIGHT_HOOKS = {
     "as it stands": [],
+    "averaged by gloo": [
+        (SENDS, SENDS.replace("async_op", "op=dist.ReduceOp.AVG, async_op")),
+        (DIVIDED, "future.value()[0]"),
+    ],
+    "weight by weight": [
+        (SENDS, "    for part in bucket.gradients():\n        dist.all_reduce(part)\n"),
+        (RETURNS, FUTURE.format("bucket.buffer() / dist.get_world_size()")),
+    ],
+    "under a name of torch's": [("def average(", "def allreduce_hook("), ("(None, average)", "(None, allreduce_hook)")],
+    "by a function of its own": [
+        ("def average(state, bucket):", "def shared(bucket):"),
+        (
+            "dist.init_process_group()\n",
+            "dist.init_process_group()\n\n\ndef average(state, bucket):\n    return shared(bucket)\n\n\n",
+        ),
+    ],
+    "in a lambda": [("(None, average)", "(None, lambda state, bucket: average(state, bucket))")],
+    "by the group itself": [
+        (SENDS, "    work = dist.group.WORLD.allreduce([bucket.buffer()])\n"),
+    ],
     "divided first": [
         (SENDS, "    bucket.buffer().div_(dist.get_world_size())\n" + SENDS),
         (DIVIDED, "future.value()[0]"),
@@ -120,6 +191,8 @@ WRONG_BYTES = {  # mistake: (what is changed, the hint)
     "anything": ({"topk": 17}, "topk: 17 is not it"),
     "a text": ({"none": "340008"}, "none is a str; give a whole number of bytes"),
     "a fraction": ({"topk": 6800.16}, "topk is a float"),
+    "no end": ({"topk": math.inf}, "topk is a float"),
+    "none yet": ({"topk": math.nan}, "topk is a float"),
 }
 
 
@@ -131,6 +204,7 @@ def test_each_wrong_number_of_bytes_has_its_own_hint(mistake):
 
 def test_the_right_bytes_are_done_and_what_are_none_is_said():
     assert lab.check("07.2", BYTES).done
+    assert lab.check("07.2", BYTES | {"fp16": BYTES["none"] / 2}).done  # a float, and whole
     for answer in (None, 6, {"none": 6}, [340_008]):
         assert "a dict of four numbers, with the keys of the starter" in hint("07.2", answer)
 
@@ -145,6 +219,8 @@ WRONG_RATES = {  # the function: the hint
     "nothing": (lambda cost, whole, sent: None, "gives nothing. Let it return the rate"),
     "a constant": (lambda cost, whole, sent: 1e9, "it gives 1e+09 whatever it is given"),
     "bytes": (lambda cost, whole, sent: (whole - sent) / cost, "that is in bytes per second"),
+    "in Mbit/s": (lambda cost, whole, sent: 8 * (whole - sent) / cost / 1e6, "that is in Mbit/s"),
+    "in Gbit/s": (lambda cost, whole, sent: 8 * (whole - sent) / cost / 1e9, "that is in Gbit/s"),
     "beta": (lambda cost, whole, sent: cost / (whole - sent), "that is β, the seconds per byte"),
     "seconds per bit": (lambda cost, whole, sent: cost / 8 / (whole - sent), "that is seconds per bit"),
     "the whole": (lambda cost, whole, sent: 8 * whole / cost, "it counts the whole gradient"),
@@ -184,6 +260,18 @@ WRONG_HALVES = {  # mistake: (edits of the solution, the hint)
         "the sum of 30000 and 50000 does not fit",
     ),
     "bf16": ([(".half()", ".bfloat16()")], "as bfloat16's eight digits have it"),
+    "too small": (
+        [(HALF, "(bucket.buffer() / 3e6).half()"), (VALUE, "lambda future: future.value()[0].float() * 1.5e6)")],
+        "above 6e-5 only: are numbers made so small?",
+    ),
+    "each by its own largest": (
+        [
+            (HALF, "(bucket.buffer() / bucket.buffer().max() / 2).half()"),
+            (VALUE, "lambda future: future.value()[0].float() * bucket.buffer().max())"),
+        ],
+        "the ranks have different gradients, 35000 and 25000: each has to have the same sum",
+    ),
+    "nothing returned": ([("    return work", "    work")], "the hook returns nothing"),
     "whole": ([(".half()", "")], "each rank sends 12 bytes, and 6 do"),
     "divided twice": ([(VALUE, "lambda future: future.value()[0] / 2)")], "half of the mean. It was divided twice"),
     "the sum": (
@@ -213,6 +301,15 @@ def test_each_wrong_half_has_its_own_hint(mistake):
 
 RIGHT_HALVES = {
     "as it stands": [],
+    "in place": [(HALF, "bucket.buffer().div_(dist.get_world_size()).to(torch.float16)")],
+    "gathered": [
+        (
+            "    work = dist.all_reduce(numbers, async_op=True)\n",
+            "    parts = [torch.empty_like(numbers) for _ in range(2)]\n"
+            "    work = dist.all_gather(parts, numbers, async_op=True)\n",
+        ),
+        (VALUE, "lambda future: parts[0].float() + parts[1].float())"),
+    ],
     "scaled by more": [
         (HALF, "(bucket.buffer() / 8).half()"),
         (VALUE, "lambda future: future.value()[0].float() * (8 / dist.get_world_size()))"),
