@@ -66,7 +66,8 @@ def main():
     loaded = torch.load(file, weights_only=False)  # of your own files only: a pickle can run anything
     same = all(loaded.error_dict[bucket].equal(error) for bucket, error in state.error_dict.items())
     worker.log(gradient=sum(p.nbytes for p in net.parameters()), in_model=list(model.state_dict()))
-    worker.log(saved=len(file.getvalue()), loaded_iter=loaded.iter, iter=state.iter, same_error=same)
+    in_world = loaded.process_group is dist.group.WORLD  # a group is not saved: any other has to be set anew
+    worker.log(saved=len(file.getvalue()), loaded_iter=loaded.iter, iter=state.iter, same_error=same, in_world=in_world)
     print(f"sent {sent} numbers at last, rate {rate:.1f}; the state in a file: {len(file.getvalue())} bytes")
     main.group = dist.group.WORLD  # kept to the end: torch aborts where a callback is the last to let go of it
     dist.destroy_process_group()
