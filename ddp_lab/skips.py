@@ -42,7 +42,8 @@ def hosts_lack():
     """What a run on emulated hosts lacks here, in the words of skip(); "" where it can be had."""
     from ddp_lab.launch import cluster
 
-    return "needs emulated hosts, and this machine has none (`python -m ddp_lab doctor`)" if cluster.why_not() else ""
+    why = "needs emulated hosts, and this machine has none (why: `lab.machine(full=True)`)"
+    return why if cluster.why_not() else ""
 
 
 def skip(name, why):

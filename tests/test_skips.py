@@ -60,7 +60,7 @@ def test_each_run_without_its_hosts_is_skipped_by_name_and_noted(monkeypatch, ca
     monkeypatch.setattr(cluster, "why_not", lambda: why)
     assert lab.can_run("a", "b", nodes=2) is (why == "")
     assert lab.can_run("a", nodes=1) is True
-    said = "needs emulated hosts, and this machine has none (`python -m ddp_lab doctor`)"
+    said = "needs emulated hosts, and this machine has none (why: `lab.machine(full=True)`)"
     assert capsys.readouterr().out == ("".join(f"skipped: {name} {said}\n" for name in "ab") if why else "")
     events = [json.loads(line) for line in ledger.read_text().splitlines()] if why else []
     assert [(event["script"], event["why"]) for event in events] == [(name, said) for name in "ab" if why]
