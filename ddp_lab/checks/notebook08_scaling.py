@@ -1,12 +1,13 @@
 """Checks of notebook 08, its second half: more ranks."""
 
 import math
-from numbers import Integral, Real
+from numbers import Real
 
 from ddp_lab.checks.answers import is_run, kind_of
 from ddp_lab.checks.verdict import NotYet, exercise
 
 NEAR = 1e-3  # relative
+NEAR_SECONDS = 1e-6
 
 
 def _function(answer, doc):
@@ -35,7 +36,7 @@ def _same(one, other):
     return len(one) == len(other) and all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
 
 
-SPEED_UPS = [((0.05, 16), 16 / 1.75), ((0.1, 8), 8 / 1.7), ((0.5, 2), 4 / 3)]  # of 08.4
+SPEED_UPS = [((0.05, 16), 16 / 1.75), ((0.1, 8), 8 / 1.7), ((0.2, 10), 10 / 2.8)]  # of 08.4
 _SPEEDS = {
     lambda s, p: s + (1 - s) / p: "that is the time, as a share of one rank's. A speed-up is what it is shorter by.",
     lambda s, p: 1 / (s + (1 - s) / p) / p: "that is the efficiency: the speed-up, divided by the ranks.",
@@ -44,7 +45,12 @@ _SPEEDS = {
     lambda s, p: 1 / s: "that is the limit, whatever the ranks are.",
     lambda s, p: p: "that is the ideal, where everything is shared out.",
     lambda s, p: (1 - s) * p: "what is not shared out takes its time, too: add up the two times first.",
+    lambda s, p: min(p, 1 / s): "that is a bound: below the ranks and below 1 / serial it is, but how much in between?",
+    lambda s, p: p / (1 - s): "that is the shared part alone. What is not shared out takes its time, too: add it.",
     lambda s, p: 1 / (s + 1 / p): "one rank would take longer than 1: of the work, 1 - serial is shared out.",
+    lambda s, p: 1 / s + (1 - s) / p: "it divides by serial alone: 1 / (the whole time), with parentheses.",
+    lambda s, p: 1 / (s + 1 - s / p): "(1 - serial) / ranks, with parentheses: all of the shared part is divided.",
+    lambda s, p: 1 / (p + (1 - p) / s): "the arguments are in another order: first serial, then ranks.",
 }
 
 
@@ -79,6 +85,7 @@ STRONG = [  # (compute, alpha, beta, size)
     (0.1, 50e-6, 1e-9, 10e6),
     (0.2, 10e-6, 0.8e-9, 100e6),
     (0.05, 200e-6, 0.1e-9, 20e6),
+    (40.0, 1e-6, 1e-9, 10e6),  # more than MOST would be faster still
 ]
 NOT_WORTH_IT = (0.01, 50e-6, 10e-9, 10e6)  # its bytes take longer than its work
 
@@ -88,13 +95,17 @@ def _fastest_of(seconds):
     return lambda *case: min(range(1, MOST + 1), key=lambda p: seconds(*case, p))
 
 
-_RIGHT = _fastest_of(lambda c, a, b, n, p: c / p + 2 * (p - 1) * a + 2 * (p - 1) / p * b * n)
+def _seconds(c, a, b, n, p):
+    return c / p + 2 * (p - 1) * a + 2 * (p - 1) / p * b * n
+
+
+_RIGHT = _fastest_of(_seconds)
 _STEPS = {
     _fastest_of(lambda c, a, b, n, p: c + 2 * (p - 1) * a + 2 * (p - 1) / p * b * n): (
-        "that is where each rank has the work of one. Here they share it: compute / ranks."
+        "in it more ranks never help. The work is shared out, compute / ranks; and beta is seconds of one byte."
     ),
     _fastest_of(lambda c, a, b, n, p: c / p + 2 * (p - 1) / p * b * n): (
-        "more ranks cost nothing in it. Each round costs alpha, and a ring has 2 (ranks - 1) of them."
+        "in it more rounds cost nothing. Each costs alpha, and a ring has 2 (ranks - 1) of them."
     ),
     _fastest_of(lambda c, a, b, n, p: c / p + (p - 1) * a + 2 * (p - 1) / p * b * n): (
         "a ring goes round twice: 2 (ranks - 1) rounds."
@@ -103,13 +114,16 @@ _STEPS = {
         "a ring goes round twice: 2 (ranks - 1) rounds, and 2 (ranks - 1) / ranks of the bytes."
     ),
     _fastest_of(lambda c, a, b, n, p: c / p + 2 * (p - 1) * a): (
-        "that is without the bytes: each rank sends 2 (ranks - 1) / ranks of them."
+        "in it the bytes count for nothing, or for the same on all numbers of ranks: each sends 2 (ranks - 1) / ranks."
     ),
     _fastest_of(lambda c, a, b, n, p: c / p + 2 * (p - 1) * a + 2 * (p - 1) * b * n): (
         "in each round a piece is sent, not the whole: 2 (ranks - 1) / ranks of the bytes in all."
     ),
     _fastest_of(lambda c, a, b, n, p: c / p + 2 * (p - 1) * a + (p - 1) / p * b * n): (
         "a ring goes round twice: 2 (ranks - 1) / ranks of the bytes."
+    ),
+    lambda *case: min((2**power for power in range(11)), key=lambda p: _seconds(*case, p)): (
+        "not powers of two alone: any number of ranks will do."
     ),
 }
 
@@ -130,35 +144,56 @@ def _fastest(answer):
         )
     if wrong := next((value for value in given if value % 1), None):
         raise NotYet(f"it gives {wrong:g}, which is no number of ranks. Of 1 to {MOST}, which has the shortest step?")
-    if not all(1 <= value <= MOST for value in given):
-        outside = next(value for value in given if not 1 <= value <= MOST)
-        raise NotYet(f"it gives {outside:g}, and there are 1 to {MOST} ranks to choose from.")
+    if given == [best - 1 for best in right]:
+        raise NotYet(f"it gives {given[0]:g}, one too few: a list's index begins with 0, and ranks begin with 1.")
+    if outside := [value for value in given if not 1 <= value <= MOST]:
+        raise NotYet(f"it gives {outside[0]:g}, and there are 1 to {MOST} ranks to choose from.")
     for wrong, hint in _STEPS.items():
         if given == [wrong(*case) for case in cases]:
             raise NotYet(hint)
-    if all(mine in (best, best - 1) for mine, best in zip(given, right, strict=True)):
-        raise NotYet(f"{given[1]:g} and one more are near each other: round to the one with the shorter step.")
+    if set(given) == {MOST}:
+        raise NotYet(f"in it one rank more is always better: it gives {MOST} for all. What grows with the ranks?")
     if len(set(given)) == 1:
         raise NotYet(f"it gives {given[0]:g} whatever it is given. Use its arguments.")
-    raise NotYet(
-        f"{_call('fastest', cases[0])} gives {given[0]:g}, and it is {right[0]:g}: work that is shared out, and a ring."
-    )
+    if given == [min(best, max(given)) for best in right]:
+        raise NotYet(
+            f"it gives no more than {max(given):g}. There are 1 to {MOST} ranks to choose from, both included."
+        )
+    case, mine, best = next(three for three in zip(cases, given, right, strict=True) if three[1] != three[2])
+    if all(abs(mine - best) <= 1 for mine, best in zip(given, right, strict=True)):
+        raise NotYet(
+            f"{_call('fastest', case)} gives {mine:g}, and it is {best}: the two are near each other. Take the one "
+            "with the shorter step."
+        )
+    raise NotYet(f"{_call('fastest', case)} gives {mine:g}, and it is {best}: work that is shared out, and a ring.")
 
 
-def _step(ranks):
-    """Rows (rank, part, seconds) of one step; `ranks`: before and forward of each. All backward passes end together."""
+def _step(ranks, least=0.04):
+    """Rows (rank, part, seconds) of one step, whose backward passes end together.
+
+    ranks: before and forward of each; least: the backward of the late one, which does not wait.
+    """
     last = max(before + forward for before, forward in ranks)
     rows = []
     for rank, (before, forward) in enumerate(ranks):
-        backward = round(0.04 + last - before - forward, 3)
+        backward = round(least + last - before - forward, 3)
         rows += [(rank, "before", before), (rank, "forward", forward), (rank, "backward", backward)]
     return rows
 
 
-LATE = [  # of 08.6: (rows of a step, who is late, by how much)
+# Of 08.6: (rows of a step, who is late, by how much). All but the first are in eighths, whose sums are exact.
+SHUFFLED = [1, 3, 0, 2]
+LATE = [
     (_step([(0.0, 0.02), (0.0, 0.02), (0.0, 0.07), (0.0, 0.03)]), 2, 0.04),
-    (_step([(0.12, 0.02), (0.01, 0.03)]), 0, 0.1),  # its loader is slow
-    (list(reversed(_step([(0.03, 0.02), (0.02, 0.04), (0.01, 0.02), (0.0, 0.11)]))), 3, 0.05),
+    (_step([(0.0, 0.5), (0.75, 0.25)], 0.25), 1, 0.5),  # its loader is slow
+    (
+        sorted(
+            _step([(0.25, 0.125), (0.125, 0.375), (0.125, 0.125), (0.0, 0.75)], 0.125),
+            key=lambda row: (row[1], SHUFFLED.index(row[0])),
+        ),
+        3,
+        0.25,
+    ),
 ]
 
 
@@ -180,26 +215,48 @@ def _late(answer):
     if who != [rank for _, rank, _ in LATE]:
         if who == [max(times, key=times.get) for times in backward]:
             raise NotYet("the longest backward has the rank that waits most: it was there first. Who waits least?")
+        if who[1:] == [rows[0][0] for rows, _, _ in LATE[1:]]:  # of equals max() and min() take the first
+            raise NotYet("whole steps are equally long on all ranks: the wait fills them up. Compare a part of them.")
         if len(set(who)) == 1:
             raise NotYet(f"rank {who[0]} is said to be late in every table. Look at the seconds.")
+        if who[0] != LATE[0][1]:
+            raise NotYet(f"in the starter's table it says rank {who[0]}. Which rank waits least in its backward?")
         if who[1] != LATE[1][1]:
             raise NotYet("a rank may be late before its forward pass, too: its loader may be slow.")
-        raise NotYet(f"in the table of the starter it says rank {who[0]}. Which rank waits least in its backward?")
+        raise NotYet("it is wrong where the rows come in another order. The rank is in the row, not in its place.")
     lost = [seconds for _, seconds in given]
-    if all(abs(mine - right) < 1e-6 for mine, (_, _, right) in zip(lost, LATE, strict=True)):
+    if all(abs(mine - right) < NEAR_SECONDS for mine, (_, _, right) in zip(lost, LATE, strict=True)):
         return "rank 2 is late by 0.04 s, and so is each step: for the others that time is in their backward."
     for wrong, hint in _LOST.items():
-        if all(abs(mine - wrong(rows)) < 1e-6 for mine, (rows, _, _) in zip(lost, LATE, strict=True)):
+        if all(abs(mine - wrong(rows)) < NEAR_SECONDS for mine, (rows, _, _) in zip(lost, LATE, strict=True)):
             raise NotYet(hint)
+    mine, (rows, _, right) = next(two for two in zip(lost, LATE, strict=True) if abs(two[0] - two[1][2]) > NEAR_SECONDS)
+    where = "in the starter's table" if rows is LATE[0][0] else f"where the backward passes are {_backward(rows)}"
     raise NotYet(
-        f"the rank is right. In the starter's table it is late by {lost[0]:g} s, you say, and it is {LATE[0][2]:g}: "
+        f"the rank is right. But {where} it is late by {mine:g} s, you say, and it is {right:g}: "
         "how long does the rank wait that waits least, but for it?"
+    )
+
+
+def _backward(rows):
+    """As in: 0.75 and 0.25 s, of ranks 0 and 1."""
+    times = dict(sorted(_by_rank(rows, "backward").items()))
+    return (
+        " and ".join(f"{seconds:g}" for seconds in times.values())
+        + " s, of ranks "
+        + " and ".join(map(str, times))
+        + ","
     )
 
 
 def _waits(rows):
     backward = _by_rank(rows, "backward")
     return [seconds - min(backward.values()) for seconds in backward.values()]
+
+
+def _gap(times):
+    first, second = sorted(times.values())[:-3:-1]
+    return first - second
 
 
 _LOST = {
@@ -212,6 +269,10 @@ _LOST = {
         "so long the late rank is at work. By how much is that longer than on the next slowest?"
     ),
     lambda rows: min(_by_rank(rows, "backward").values()): "that is the backward of the late rank itself.",
+    lambda rows: _gap(_by_rank(rows, "forward")): "a rank may be late before its forward pass, too: add `before`.",
+    lambda rows: sum(_waits(rows)) / (len(_waits(rows)) - 1): "that is a mean of the waits. Who waits least of them?",
+    lambda rows: sum(_waits(rows)) / len(_waits(rows)): "that is a mean of the waits. Who waits least of them?",
+    lambda rows: -sorted(_waits(rows))[1]: "turned round: by how much shorter is more than 0.",
 }
 
 
@@ -225,7 +286,9 @@ def _pair(function, rows):
         rank, seconds = value
     except (TypeError, ValueError):
         raise NotYet(f"late(rows) gives {kind_of(value)}. Let your function return (rank, seconds).") from None
-    for number, kind, what in ((rank, Integral, "rank"), (seconds, Real, "seconds")):
-        if isinstance(number, bool) or not isinstance(number, kind):
+    for number, what in ((rank, "rank"), (seconds, "seconds")):
+        if isinstance(number, bool) or not isinstance(number, Real):
             raise NotYet(f"late(rows) gives {kind_of(number)} as its {what}. Let your function return (rank, seconds).")
+    if not float(rank).is_integer():  # but 2.0 may come from an array of both
+        raise NotYet(f"late(rows) gives {rank:g} as its rank. First the rank, then the seconds.")
     return int(rank), float(seconds)
