@@ -71,7 +71,7 @@ def main():
     rate = share * world_size / median["seconds"]
     print(f"{args.kind}, {share} samples on each of {world_size}: {rate:.0f} samples per second")
     size = {"kind": args.kind, "ranks": world_size, "share": share, "bytes": gradient.nbytes}
-    worker.log(samples_per_second=rate, cores=os.cpu_count(), threads=args.threads, **size, **median)
+    worker.log(samples_per_second=rate, threads=args.threads, **size, **median)
     dist.destroy_process_group()
 
 
