@@ -4,6 +4,7 @@
 
 Look at `backward` on the ranks that are not late: the wait is there, and `seconds` is the same on all. In step 1 it is
 in their `forward`, where DDP makes its buckets anew. `--how compute` keeps the late rank at work instead of asleep.
+With `--part backward` it is late within its backward, and all backward passes are equally long.
 """
 
 import argparse
@@ -36,7 +37,8 @@ HOW = {"sleep": sleep, "compute": compute}
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow", type=int, default=1, help="the rank that is late; -1: none")
-    parser.add_argument("--late", type=float, default=0.2, help="seconds, before its forward pass")
+    parser.add_argument("--late", type=float, default=0.2, help="seconds")
+    parser.add_argument("--part", choices=["before", "backward"], default="before", help="where: before its forward")
     parser.add_argument("--how", choices=HOW, default="sleep")
     parser.add_argument("--steps", type=int, default=6)
     args = parser.parse_args()
@@ -55,10 +57,12 @@ def main():
     for step in range(args.steps):
         dist.barrier()  # all begin together
         times = [time.perf_counter()]
-        if rank == args.slow:
+        if rank == args.slow and args.part == "before":
             HOW[args.how](args.late, device)
         times.append(time.perf_counter())
         loss = model(x).square().mean()
+        if rank == args.slow and args.part == "backward":
+            loss.register_hook(lambda gradient: HOW[args.how](args.late, device))
         loss.item()  # on a GPU: waits until it is done
         times.append(time.perf_counter())
         optimizer.zero_grad()
