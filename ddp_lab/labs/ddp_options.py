@@ -21,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_lab import worker
+from ddp_lab.meters.bucket_sizes import bucket_sizes
 from ddp_lab.meters.collectives import CollectiveMeter
 
 STEPS, ROUNDS, UNUSED = 4, 7, {"find_unused_parameters": True, "bucket_cap_mb": 0}  # a bucket for each parameter
@@ -95,8 +96,10 @@ def main():
         tensors = []
         model.register_comm_hook(tensors, keep)
         train(model)
+        buckets = bucket_sizes(model)
+        held = sum(buckets.rebuilt or buckets.built) - sum(t.nbytes for t in tensors)  # of those that were not sent
         tensors += [p.grad for p in model.parameters() if p.grad is not None]
-        held = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+        held += sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
         print(f"{name}: {held:,} bytes, {ratios[:, place].median():.2f} times the time of plain")
         worker.log(option=name, bytes=held, ratios=ratios[:, place], **found[name])
     dist.destroy_process_group()

@@ -218,7 +218,8 @@ def test_no_option_changes_the_weights(options):
 
 def test_only_gradient_as_bucket_view_spares_the_second_copy_of_the_gradients(options):
     held = {record["option"]: record["bytes"] for record in options.ranks[1].records}
-    spared = {"gradient_as_bucket_view": NET, "a layer unused": 2 * NET + 4 * (256 * 256 + 256)}
+    unused = 2 * NET + 4 * (256 * 256 + 256)  # it has no gradient, but buckets, sent or not
+    spared = {"gradient_as_bucket_view": NET} | dict.fromkeys(NAMES[-2:], unused)
     assert held == dict.fromkeys(NAMES, 2 * NET) | spared
 
 
