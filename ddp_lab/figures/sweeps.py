@@ -10,7 +10,7 @@ def sweep(seconds, alone, sending, notes=None, title="A step for each bucket_cap
     """A bar for each entry of `{setting: seconds of a step}`, and two lines: computing alone, and that and sending.
 
     `alone`: seconds of a step that sends nothing; `sending`: seconds of sending all with nothing else to do. What a bar
-    lacks to the upper line is dotted: it was hidden. `notes`: {setting: a text below its name}. InputError for anything
+    lacks to the upper line is dotted: it was saved. `notes`: {setting: a text below its name}. InputError for anything
     else.
     """
     form = "{setting: seconds}, alone=seconds, sending=seconds"
@@ -37,5 +37,5 @@ def sweep(seconds, alone, sending, notes=None, title="A step for each bucket_cap
         names = [f"{setting}\n{notes[setting]}" if notes else str(setting) for setting in seconds]
         axes.set(xlim=(-0.5, right), ylim=(0, 1100 * max(whole, *seconds.values())))
         axes.set_xticks(range(len(seconds)), names)
-        axes.set(xlabel=label, ylabel="ms of a step (dotted: hidden)")
+        axes.set(xlabel=label, ylabel="ms of a step (dotted: saved)")
     return figure

@@ -81,12 +81,12 @@ def test_an_unknown_rank_is_refused(run):
 SECONDS = {"0.3": 0.08, "25": 0.13}
 
 
-def test_each_setting_is_a_bar_and_what_was_hidden_is_dotted_up_to_the_sum():
+def test_each_setting_is_a_bar_and_what_was_saved_is_dotted_up_to_the_sum():
     notes = {"0.3": "4 buckets", "25": "1 bucket"}
     (axes,) = figures.sweep(SECONDS, alone=0.03, sending=0.07, notes=notes).axes
     bars = [(p.get_x() + 0.35, p.get_y(), p.get_height(), p.get_facecolor()[3] > 0) for p in axes.patches]
     rounded = [tuple(round(value, 6) for value in bar) for bar in bars]
-    assert rounded == [(0, 0, 80, True), (0, 80, 20, False), (1, 0, 130, True)]  # the second hides nothing
+    assert rounded == [(0, 0, 80, True), (0, 80, 20, False), (1, 0, 130, True)]  # the second saves nothing
     assert [line.get_ydata()[0] for line in axes.lines] == pytest.approx([30, 100])
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0.3\n4 buckets", "25\n1 bucket"]
     assert {"80 ms", "130 ms"} <= {text.get_text() for text in axes.texts}
