@@ -1,5 +1,6 @@
 """Checks of notebook 08, first half: buckets and overlap."""
 
+import ast
 import math
 from numbers import Integral, Real
 
@@ -9,16 +10,26 @@ from ddp_lab.errors import InputError
 
 MEANS = [1.5, 15.0, 150.0]  # of 08.1: of 1 and 2, times 10 in each step
 LAYERS, HIDDEN = 4, 3  # the gradient of the first layer comes last: nothing is computed any more
+SOON = 0.01  # seconds, a third of what a layer's backward takes: what begins later has been sent at the end
 
 
 @exercise("08.1")
 def _early(run):
     """The answer is the run of your cell on 2 ranks: `lab.check("08.1", answer)`."""
-    ended_well(run, _early.__doc__)
-    of_ranks(run, 2)
-    for step, mean in enumerate(MEANS):
-        _mean(run, step, mean)
-    _by_hand(script_of(run))
+    tree = script_of(run) if is_run(run) else None
+    try:
+        ended_well(run, _early.__doc__)
+        of_ranks(run, 2)
+        for step, mean in enumerate(MEANS):
+            _mean(run, step, mean)
+    except NotYet:
+        if tree and any(name == "register_hook" for name, _, _ in calls_in(tree)):
+            raise NotYet(
+                "register_hook(...) calls you before the gradient is in parameter.grad, so what is sent is not what is "
+                "logged. parameter.register_post_accumulate_grad_hook(...) calls you when it is there."
+            ) from None
+        raise
+    _by_hand(tree)
     rows = _rows(run)
     for step in range(len(MEANS)):
         for rank in (0, 1):
@@ -37,6 +48,8 @@ def _mean(run, step, mean):
     for own in found:
         if len(own) != LAYERS or not all(isinstance(number, Real) for number in own):
             raise NotYet(f"in step {step} there are no {LAYERS} gradients. Leave the worker.log(...).")
+        if not _near(own, [mean] * LAYERS):
+            _once(run, step)
         if _near(own, [2 * mean] * LAYERS):
             raise NotYet(f"in step {step} the gradients are {own[0]:g}, the sum. Divide by the number of ranks.")
         if _near(own, [mean / 2] * LAYERS):
@@ -49,8 +62,23 @@ def _mean(run, step, mean):
         )
 
 
+def _once(run, step):
+    """A hint if more was sent in this step than there are gradients."""
+    try:
+        table = run.timeline()
+    except (InputError, AttributeError):
+        return  # this is said later
+    sent = table[(table["step"] == step) & (table["kind"] == "communication") & (table["name"] != "barrier")]
+    most = int(sent.groupby("rank").size().max()) if len(sent) else 0
+    if most > LAYERS:
+        raise NotYet(
+            f"in step {step} there are {most} all-reduces, and {LAYERS} gradients: each is sent once. Is the one after "
+            "backward still there? Are hooks registered again in each step?"
+        )
+
+
 def _by_hand(tree):
-    """A hint if DDP did it, or if nothing is ever waited for."""
+    """A hint if DDP did it, or if it is luck that all has come before it is divided."""
     if tree is None:
         return
     called = {name for name, _, _ in calls_in(tree)}
@@ -62,6 +90,45 @@ def _by_hand(tree):
         )
         if asks:
             raise NotYet("the mean is right by luck: nothing waits for the all-reduces. Keep each and call its wait().")
+    if any(_divides_at_once(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        raise NotYet(
+            "the mean is right by luck: your function divides a gradient that is being sent. Divide before it is sent, "
+            "or after wait()."
+        )
+    if 0 < _waits_for_one(tree) < LAYERS:
+        raise NotYet(
+            "the mean is right by luck: you wait for one all-reduce of a step, not for all. Call wait() of each."
+        )
+
+
+def _divides_at_once(function):
+    """Whether it divides after a call with async_op=True, and does not wait in between."""
+    places = []
+    for node in ast.walk(function):
+        name = getattr(node.func, "attr", None) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Div, ast.Mult)) or name in ("div_", "mul_"):
+            places.append((node.lineno, "divide"))
+        elif name == "all_reduce" and any(word.arg == "async_op" for word in node.keywords):
+            places.append((node.lineno, "send"))
+        elif name in ("wait", "then"):
+            places.append((node.lineno, "wait"))
+    what = [kind for _, kind in sorted(places)]
+    return ("send", "divide") in zip(what, what[1:], strict=False)
+
+
+def _waits_for_one(tree):
+    """How many works[number].wait() stand in a step, outside of any loop of its own; 0 if it waits otherwise, too."""
+    waits = [call for name, call, _ in calls_in(tree) if name in ("wait", "wait_all", "is_completed")]
+    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.comprehension))]
+    for call in waits:
+        of = getattr(call.func, "value", None)
+        index = getattr(of, "slice", None)
+        if not isinstance(of, ast.Subscript) or not isinstance(index, (ast.Constant, ast.UnaryOp)):
+            return 0
+        around = [loop for loop in loops if any(node is call for node in ast.walk(loop))]
+        if any(not any(name == "backward" for name, _, _ in calls_in(loop)) for loop in around):
+            return 0
+    return len(waits)
 
 
 def _rows(run):
@@ -73,15 +140,16 @@ def _rows(run):
 
 
 def _sent_early(rows, step, rank):
-    """A hint unless so many all-reduces go on while the rank computes: at least half of the time of each."""
+    """A hint unless so many all-reduces begin while the rank computes, and well before it ends."""
     computing = _pairs(rows, "backward")
     moving = _pairs(rows[rows["name"] != "barrier"], "communication")
     if not moving:
-        raise NotYet(f"in step {step} rank {rank} has sent nothing.")
-    early = sum(_common([pair], computing) > (pair[1] - pair[0]) / 2 for pair in moving)
+        raise NotYet(f"in step {step} the trace of rank {rank} has no all-reduce.")
+    last = max(end for _, end in computing)
+    going_on = [begin for begin, _ in moving if any(since <= begin < until for since, until in computing)]
+    early = sum(begin < last - SOON for begin in going_on)
     if early >= HIDDEN:
         return
-    last = max(end for _, end in computing)
     if sum(begin < last for begin, _ in moving) >= HIDDEN:
         raise NotYet(
             f"in step {step} rank {rank} sends {LAYERS - 1} gradients early, but backward stands still until each has "
@@ -160,6 +228,8 @@ CASES = [  # of 08.3: backward, communication, the share that is hidden
     ([(0, 3), (2, 4)], [(1, 5)], 0.75),
     ([(0, 1)], [(1, 2)], 0.0),
     ([], [(1, 2)], 0.0),
+    ([(0, 4)], [(1, 6), (2, 3)], 0.6),
+    ([(0, 0.5)], [(0.25, 1)], 1 / 3),
 ]
 
 
@@ -191,6 +261,8 @@ _ABOUT = [
     "Two parts of backward may overlap: what is hidden counts once.",
     "What only touches is not hidden.",
     "Without a backward nothing is hidden.",
+    "One interval may lie within another: its end is not that of both.",
+    "Times are seconds, not whole numbers.",
 ]
 
 

@@ -28,6 +28,7 @@ SEND = "works.append(dist.all_reduce(parameter.grad, async_op=True))"
 WAIT = "    while works:\n        works.pop().wait()\n"
 DIVIDE = "        parameter.grad /= dist.get_world_size()\n"
 LOG = "    worker.log(step=step, gradients=[p.grad.item() for p in net.parameters()])\n"
+ZERO = "    net.zero_grad()\n"
 HOOKS = "for parameter in net.parameters():\n    parameter.register_post_accumulate_grad_hook(send)\n"
 WRONG_SENDS = {  # mistake: (edits of the solution, the hint)
     "not divided": ([(DIVIDE, "        pass\n")], "in step 0 the gradients are 3, the sum. Divide"),
@@ -56,7 +57,7 @@ WRONG_SENDS = {  # mistake: (edits of the solution, the hint)
     "nothing sent": ([(SEND, "pass")], "in step 0 the ranks have 0.5, 0.5, 0.5, 0.5 and 1, 1, 1, 1"),
     "typed": (
         [(SEND, "parameter.grad.fill_(3.0 * 10**step)")],
-        "in step 0 rank 0 has sent nothing",
+        "in step 0 the trace of rank 0 has no all-reduce",
     ),
     "DDP": (
         [
@@ -67,6 +68,40 @@ WRONG_SENDS = {  # mistake: (edits of the solution, the hint)
             (DIVIDE, "        pass\n"),
         ],
         "DDP does this for you",
+    ),
+    "sent again at the end": (
+        [(DIVIDE, "        dist.all_reduce(parameter.grad)\n" + DIVIDE)],
+        "in step 0 there are 8 all-reduces, and 4 gradients: each is sent once. Is the one after backward still there?",
+    ),
+    "hooks in each step": (
+        [(HOOKS, ""), (ZERO, ZERO + "".join(f"    {line}\n" for line in HOOKS.splitlines()))],
+        "in step 1 there are 8 all-reduces, and 4 gradients",
+    ),
+    "a hook of the gradient": (
+        [
+            (
+                f"def send(parameter):\n    {SEND}",
+                f"def send(parameter):\n    {SEND}".replace("parameter.grad,", "parameter,"),
+            ),
+            ("register_post_accumulate_grad_hook", "register_hook"),
+        ],
+        "register_hook(...) calls you before the gradient is in parameter.grad",
+    ),
+    "a hook too early": (
+        [("register_post_accumulate_grad_hook(send)", "register_hook(lambda _, own=parameter: send(own))")],
+        "register_hook(...) calls you before the gradient is in parameter.grad",
+    ),
+    "a module's hook sends all at the end": (
+        [
+            ("    parameter.register_post_accumulate_grad_hook(send)\n", "    pass\n"),
+            (
+                "for step in range(3):\n",
+                "every = list(net.parameters())\n"
+                "net[0].weight.register_post_accumulate_grad_hook(lambda _: [send(own) for own in every] and None)\n"
+                "for step in range(3):\n",
+            ),
+        ],
+        "sends 0 of its gradients while backward goes on",
     ),
     "fewer steps": ([("range(3)", "range(2)")], "has logged gradients in 2 steps of 3"),
     "nothing logged": ([(LOG, "")], "has logged gradients in 0 steps of 3"),
@@ -97,6 +132,24 @@ RIGHT_SENDS = {
     "a lambda": [
         ("post_accumulate_grad_hook(send)", f"post_accumulate_grad_hook(lambda parameter: {SEND})"),
     ],
+    "each is divided when it has come": [
+        (SEND, "works.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))"),
+        (WAIT, "    for own, work in works:\n        work.wait()\n        own.grad /= 2\n    works.clear()\n"),
+        ("    for parameter in net.parameters():\n" + DIVIDE, ""),
+    ],
+    "a callback divides": [
+        (SEND, SEND[:-1] + ".get_future().then(lambda future: future.value()[0].div_(2)))"),
+        ("    for parameter in net.parameters():\n" + DIVIDE, ""),
+    ],
+    "the loss is divided": [
+        ("net(x).sum().backward()", "(net(x).sum() / dist.get_world_size()).backward()"),
+        ("    for parameter in net.parameters():\n" + DIVIDE, ""),
+    ],
+    "torch takes the mean": [
+        (SEND, "works.append(dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, async_op=True))"),
+        ("    for parameter in net.parameters():\n" + DIVIDE, ""),
+    ],
+    "from the first on": [(WAIT, "    while works:\n        works[0].wait()\n        del works[0]\n")],
     "all but the last": [
         (HOOKS, HOOKS.replace("net.parameters()", "[*net.parameters()][1:]")),
         (WAIT, "    send(next(net.parameters()))\n" + WAIT),
@@ -122,11 +175,30 @@ def test_another_number_of_ranks_no_trace_and_what_is_no_run_is_said():
         assert "The answer is the run of your cell on 2 ranks" in hint("08.1", answer)
 
 
-def test_numbers_that_are_right_by_luck_are_told_so(tmp_path):
+LUCK = {  # mistake: (edits of the solution, the hint)
+    "no wait": ([(WAIT, "")], "nothing waits for the all-reduces"),
+    "waits for the last": (
+        [(WAIT, "    works[-1].wait()\n    works.clear()\n")],
+        "you wait for one all-reduce of a step",
+    ),
+    "divided while sent": (
+        [(SEND, f"{SEND}\n    parameter.grad /= 2"), ("    for parameter in net.parameters():\n" + DIVIDE, "")],
+        "your function divides a gradient that is being sent",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", LUCK)
+def test_numbers_that_are_right_by_luck_are_told_so(tmp_path, mistake):
     """Whether all-reduces that nobody waits for have ended in time is luck, so no run of it is a test."""
-    (tmp_path / "cell.py").write_text(CELLS.script("by_hand_solution.py")[0].replace(WAIT, ""))
+    edits, expected = LUCK[mistake]
+    script, _ = CELLS.script("by_hand_solution.py")
+    for old, new in edits:
+        assert old in script, old
+        script = script.replace(old, new)
+    (tmp_path / "cell.py").write_text(script)
     records = [{"step": step, "gradients": [mean] * 4} for step, mean in enumerate((1.5, 15.0, 150.0))]
-    assert "nothing waits for the all-reduces" in hint("08.1", made_up_run([records] * 2, folder=tmp_path))
+    assert expected in hint("08.1", made_up_run([records] * 2, folder=tmp_path))
 
 
 SIZES = {"default": [4, 4], "25": [8], "0.6": [3, 3, 2], "[0.5, 1]": [2, 4, 2]}
@@ -243,6 +315,28 @@ def unsorted(backward, communication):
     return both(joined(backward), joined(communication)) / total(joined(communication))
 
 
+def later_end(backward, communication):
+    """Takes the end of the one that begins later."""
+
+    def joined(pairs):
+        found = []
+        for begin, end in sorted(pairs):
+            if found and begin <= found[-1][1]:
+                found[-1][1] = end
+            else:
+                found.append([begin, end])
+        return found
+
+    moving = joined(communication)
+    return both(joined(backward), moving) / total(moving) if moving else 0.0
+
+
+def whole_numbers(backward, communication):
+    """By the whole numbers in each."""
+    computing, moving = ({one for pair in pairs for one in range(*pair)} for pairs in (backward, communication))
+    return len(computing & moving) / len(moving) if moving else 0.0
+
+
 WRONG_SHARES = {  # mistake: (function, the hint)
     "nothing yet": (lambda b, c: None, "gives nothing. Let it return the share"),
     "the target": (lambda b, c: 2 / 3, "it gives 0.666667 whatever it is given"),
@@ -253,6 +347,8 @@ WRONG_SHARES = {  # mistake: (function, the hint)
     "from first to last": (lambda b, c: right(ends(b), ends(c)), "it takes all from the first beginning to the last"),
     "backward not joined": (lambda b, c: both(b, merged(c)) / (total(merged(c)) or 1), "Two parts of backward may"),
     "unsorted": (unsorted, "and it is 0.666667. The intervals need not be sorted"),
+    "the later end": (later_end, "gives 1, and it is 0.6. One interval may lie within another"),
+    "whole numbers": (whole_numbers, "called as hidden_share([(0, 0.5)], [(0.25, 1)]), raises TypeError"),
     "nothing is sent": (lambda b, c: both(merged(b), merged(c)) / total(merged(c)), "divides by 0. Where nothing"),
     "one if nothing": (lambda b, c: right(b, c) if c else 1.0, "where nothing is sent, nothing is hidden: give 0"),
     "fails": (lambda b, c: b[99], "raises IndexError"),
