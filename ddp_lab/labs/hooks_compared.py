@@ -28,8 +28,7 @@ START, PERIOD = 3, 4  # the step from which gradients are no longer all-reduced 
 HOOKS = {  # what is registered: the state and the hook
     "none": lambda: None,
     "fp16": lambda: (None, fp16_compress_hook),
-    # called by a name of ours: under its own, torch refuses it where it was built without NCCL, and gloo needs none
-    "bf16": lambda: (None, lambda state, bucket: bf16_compress_hook(state, bucket)),
+    "bf16": lambda: (None, lambda state, bucket: bf16_compress_hook(state, bucket)),  # torch bars its name without NCCL
     "powersgd": lambda: (PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=START), powerSGD_hook),
     # no gradients are sent between the averages, so no subgroup is needed
     "post_local_sgd": lambda: (PostLocalSGDState(None, None, START, False), post_localSGD_hook),
