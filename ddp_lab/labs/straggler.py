@@ -20,10 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_lab import worker
 
 
-def sleep(seconds, device):
-    time.sleep(seconds)
-
-
 def compute(seconds, device):
     """As with a longer share of the batch."""
     end, x = time.perf_counter() + seconds, torch.randn(128, 128, device=device)
@@ -31,14 +27,14 @@ def compute(seconds, device):
         (x @ x)[0, 0].item()
 
 
-HOW = {"sleep": sleep, "compute": compute}
+HOW = {"sleep": lambda seconds, device: time.sleep(seconds), "compute": compute}
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--slow", type=int, default=1, help="the rank that is late; -1: none")
     parser.add_argument("--late", type=float, default=0.2, help="seconds")
-    parser.add_argument("--part", choices=["before", "backward"], default="before", help="where: before its forward")
+    parser.add_argument("--part", choices=["before", "backward"], default="before", help="where it is late")
     parser.add_argument("--how", choices=HOW, default="sleep")
     parser.add_argument("--steps", type=int, default=6)
     args = parser.parse_args()
@@ -51,8 +47,7 @@ def main():
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
 
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    model, optimizer = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), lr=0.01)
     x = torch.randn(32, 64, device=device)
     for step in range(args.steps):
         dist.barrier()  # all begin together
