@@ -1,158 +1,160 @@
 """Checks of notebook 08, first half: buckets and overlap."""
 
-import ast
+import bisect
+import copy
 import math
 from numbers import Integral, Real
 
 from ddp_lab.checks.answers import calls_in, ended_well, is_run, kind_of, of_ranks, script_of
 from ddp_lab.checks.verdict import NotYet, exercise
-from ddp_lab.errors import InputError
+from ddp_lab.meters.timeline import Trace
+from ddp_lab.meters.tracing import FILE, MARK, unquoted
 
 MEANS = [1.5, 15.0, 150.0]  # of 08.1: of 1 and 2, times 10 in each step
 LAYERS, HIDDEN = 4, 3  # the gradient of the first layer comes last: nothing is computed any more
-SOON = 0.01  # seconds, a third of what a layer's backward takes: what begins later has been sent at the end
 
 
 @exercise("08.1")
 def _early(run):
     """The answer is the run of your cell on 2 ranks: `lab.check("08.1", answer)`."""
     tree = script_of(run) if is_run(run) else None
+    called = {name for name, _, _ in calls_in(tree)} if tree else set()
     try:
         ended_well(run, _early.__doc__)
         of_ranks(run, 2)
+        if "DistributedDataParallel" in called:
+            raise NotYet("DDP does this for you. Here you do it yourself, to see what is in it: leave it out.")
+        own = [_gradients(rank) for rank in run.ranks]
+        orders = [_orders(run, rank) for rank in (0, 1)]
         for step, mean in enumerate(MEANS):
-            _mean(run, step, mean)
+            for rank, order in enumerate(orders):
+                _none_by_luck(order.get(step, ""), called, step, rank)
+            _mean([gradients[step] for gradients in own], [order.get(step, "") for order in orders], step, mean)
     except NotYet:
-        if tree and any(name == "register_hook" for name, _, _ in calls_in(tree)):
+        if "register_hook" in called:
             raise NotYet(
                 "register_hook(...) calls you before the gradient is in parameter.grad, so what is sent is not what is "
                 "logged. parameter.register_post_accumulate_grad_hook(...) calls you when it is there."
             ) from None
         raise
-    _by_hand(tree)
-    rows = _rows(run)
     for step in range(len(MEANS)):
-        for rank in (0, 1):
-            _sent_early(rows[(rows["step"] == step) & (rows["rank"] == rank)], step, rank)
+        for rank, order in enumerate(orders):
+            _sent_early(order.get(step, ""), step, rank)
     return f"in each step at least {HIDDEN} of {LAYERS} gradients travel while backward goes on, and the mean is right."
 
 
-def _mean(run, step, mean):
-    """A hint unless both ranks have logged this mean as the gradient of each layer."""
-    found = []
-    for rank in run.ranks:
-        own = [record["gradients"] for record in rank.records if {"step", "gradients"} <= record.keys()]
-        if len(own) != len(MEANS):
-            raise NotYet(f"rank {rank.rank} has logged gradients in {len(own)} steps of {len(MEANS)}. Leave the loop.")
-        found.append(own[step])
-    for own in found:
+def _gradients(rank):
+    """What the rank has logged as gradients: a list for each step, or a hint."""
+    found = [record["gradients"] for record in rank.records if {"step", "gradients"} <= record.keys()]
+    if len(found) != len(MEANS):
+        raise NotYet(f"rank {rank.rank} has logged gradients in {len(found)} steps of {len(MEANS)}. Leave the loop.")
+    for step, own in enumerate(found):
         if len(own) != LAYERS or not all(isinstance(number, Real) for number in own):
             raise NotYet(f"in step {step} there are no {LAYERS} gradients. Leave the worker.log(...).")
-        if not _near(own, [mean] * LAYERS):
-            _once(run, step)
+    return found
+
+
+_LETTERS = {  # what the profiler calls it: its letter in an order
+    "SleepBackward": "L", MARK + "backward": "B", MARK + "wait": "W",
+    **dict.fromkeys(["aten::div", "aten::div_", "aten::mul", "aten::mul_"], "D"),
+}  # fmt: skip
+
+
+def _orders(run, rank):
+    """{step: what the rank's thread did from its backward on, in this order}, or a hint where there is no trace.
+
+    A letter for each: S it asks for a collective, L it begins a layer's backward, W it waits, D it divides. One thread
+    does all of this, so the order is that of the script, however late a rank is and however busy the machine. Times
+    are not: when gloo's threads come to send what was asked for, the load decides.
+    """
+    try:
+        trace = Trace(run.dir / f"rank{rank}" / FILE)
+    except (OSError, ValueError):
+        raise NotYet("the run was not traced. Leave --trace in the cell's first line.") from None
+    ends = [(mark.begin, unquoted(mark.name.removeprefix(MARK + "step "))) for mark in trace.marks("step ")]
+    own = {mark.thread for mark in trace.marks("step ")}
+    found = {}
+    for span in trace.spans:
+        after = bisect.bisect_left(ends, span.begin, key=lambda end: end[0])
+        asks = span.name.startswith("c10d::") and span.name != "c10d::barrier"
+        letter = "S" if asks else _LETTERS.get(span.name)
+        if letter and span.thread in own and after < len(ends):
+            step = str(ends[after][1])
+            found[step] = found.get(step, "") + letter
+    return {step: found.get(str(step), "").partition("B")[2].replace("B", "") for step in range(len(MEANS))}
+
+
+def _none_by_luck(order, called, step, rank):
+    """A hint if the mean hangs on whether all-reduces have ended that nothing waits for, or are out of sight."""
+    sends, waits = order.count("S"), order.partition("S")[2].count("W")
+    if not sends and {"Thread", "ThreadPoolExecutor"} & called:
+        raise NotYet(
+            "what threads of your own send is not in the trace, and in which order the ranks send is luck. "
+            "all_reduce(..., async_op=True) needs none: it gives back a work at once."
+        )
+    if waits < sends and not {"is_completed", "done", "collect_all", "Event"} & called:
+        _once(order, step)
+        raise NotYet(
+            f"in step {step} rank {rank} begins {sends} all-reduces, and waits for {waits}: whether all have "
+            "ended when you divide is luck. Keep what each all_reduce gives back, and call wait() of each."
+        )
+    if _divided_under_way(order) >= HIDDEN and not {"then", "add_done_callback", "is_completed", "done"} & called:
+        raise NotYet(
+            f"in step {step} rank {rank} divides gradients that are being sent: what comes out is luck. Divide before "
+            "you send, or after wait()."
+        )
+
+
+def _divided_under_way(order):
+    """How often it divides after it has sent, without a wait in between.
+
+    Where it has waited just before it sent, it may be that one's gradient which it divides: this is not counted.
+    """
+    count = 0
+    for part in order.split("L"):
+        before, _, after = part.rpartition("S")
+        if "S" in part and "W" not in before:
+            count += after.partition("W")[0].count("D")
+    return count
+
+
+def _mean(found, orders, step, mean):
+    """A hint unless this mean is the gradient of each layer on both ranks. `found`, `orders`: of each rank."""
+    if all(_near(own, [mean] * LAYERS) for own in found):
+        return
+    for order in orders:
+        _once(order, step)
+    for own in found:
         if _near(own, [2 * mean] * LAYERS):
             raise NotYet(f"in step {step} the gradients are {own[0]:g}, the sum. Divide by the number of ranks.")
         if _near(own, [mean / 2] * LAYERS):
             raise NotYet(f"in step {step} the gradients are {own[0]:g}: divided twice.")
-    if not all(_near(own, [mean] * LAYERS) for own in found):
-        numbers = " and ".join(", ".join(f"{number:g}" for number in own) for own in found)
-        raise NotYet(
-            f"in step {step} the ranks have {numbers}, and the mean is {mean:g}. Were all gradients sent, and "
-            "were all waited for, before they are divided and logged?"
-        )
+    numbers = " and ".join(", ".join(f"{number:g}" for number in own) for own in found)
+    raise NotYet(
+        f"in step {step} the ranks have {numbers}, and the mean is {mean:g}. Were all gradients sent, and "
+        "were all waited for, before they are divided and logged?"
+    )
 
 
-def _once(run, step):
+def _once(order, step):
     """A hint if more was sent in this step than there are gradients."""
-    try:
-        table = run.timeline()
-    except (InputError, AttributeError):
-        return  # this is said later
-    sent = table[(table["step"] == step) & (table["kind"] == "communication") & (table["name"] != "barrier")]
-    most = int(sent.groupby("rank").size().max()) if len(sent) else 0
-    if most > LAYERS:
+    if order.count("S") > LAYERS:
         raise NotYet(
-            f"in step {step} there are {most} all-reduces, and {LAYERS} gradients: each is sent once. Is the one after "
-            "backward still there? Are hooks registered again in each step?"
+            f"in step {step} there are {order.count('S')} all-reduces, and {LAYERS} gradients: each is sent once. Is "
+            "the one after backward still there? Are hooks registered again in each step?"
         )
 
 
-def _by_hand(tree):
-    """A hint if DDP did it, or if it is luck that all has come before it is divided."""
-    if tree is None:
-        return
-    called = {name for name, _, _ in calls_in(tree)}
-    if "DistributedDataParallel" in called:
-        raise NotYet("DDP does this for you. Here you do it yourself, to see what is in it: leave it out.")
-    if "all_reduce" in called and not {"wait", "wait_all", "is_completed"} & called:
-        asks = any(
-            word.arg == "async_op" for name, call, _ in calls_in(tree) if name == "all_reduce" for word in call.keywords
-        )
-        if asks:
-            raise NotYet("the mean is right by luck: nothing waits for the all-reduces. Keep each and call its wait().")
-    if any(_divides_at_once(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-        raise NotYet(
-            "the mean is right by luck: your function divides a gradient that is being sent. Divide before it is sent, "
-            "or after wait()."
-        )
-    if 0 < _waits_for_one(tree) < LAYERS:
-        raise NotYet(
-            "the mean is right by luck: you wait for one all-reduce of a step, not for all. Call wait() of each."
-        )
-
-
-def _divides_at_once(function):
-    """Whether it divides after a call with async_op=True, and does not wait in between."""
-    places = []
-    for node in ast.walk(function):
-        name = getattr(node.func, "attr", None) if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Div, ast.Mult)) or name in ("div_", "mul_"):
-            places.append((node.lineno, "divide"))
-        elif name == "all_reduce" and any(word.arg == "async_op" for word in node.keywords):
-            places.append((node.lineno, "send"))
-        elif name in ("wait", "then"):
-            places.append((node.lineno, "wait"))
-    what = [kind for _, kind in sorted(places)]
-    return ("send", "divide") in zip(what, what[1:], strict=False)
-
-
-def _waits_for_one(tree):
-    """How many works[number].wait() stand in a step, outside of any loop of its own; 0 if it waits otherwise, too."""
-    waits = [call for name, call, _ in calls_in(tree) if name in ("wait", "wait_all", "is_completed")]
-    loops = [node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While, ast.comprehension))]
-    for call in waits:
-        of = getattr(call.func, "value", None)
-        index = getattr(of, "slice", None)
-        if not isinstance(of, ast.Subscript) or not isinstance(index, (ast.Constant, ast.UnaryOp)):
-            return 0
-        around = [loop for loop in loops if any(node is call for node in ast.walk(loop))]
-        if any(not any(name == "backward" for name, _, _ in calls_in(loop)) for loop in around):
-            return 0
-    return len(waits)
-
-
-def _rows(run):
-    """The rows of the run's timeline, or a hint."""
-    try:
-        return run.timeline()
-    except (InputError, AttributeError):
-        raise NotYet("the run was not traced. Leave --trace in the cell's first line.") from None
-
-
-def _sent_early(rows, step, rank):
-    """A hint unless so many all-reduces begin while the rank computes, and well before it ends."""
-    computing = _pairs(rows, "backward")
-    moving = _pairs(rows[rows["name"] != "barrier"], "communication")
-    if not moving:
+def _sent_early(order, step, rank):
+    """A hint unless so many all-reduces are under way when the backward of some layer begins."""
+    if "S" not in order:
         raise NotYet(f"in step {step} the trace of rank {rank} has no all-reduce.")
-    last = max(end for _, end in computing)
-    going_on = [begin for begin, _ in moving if any(since <= begin < until for since, until in computing)]
-    early = sum(begin < last - SOON for begin in going_on)
-    if early >= HIDDEN:
+    if _travel(order) >= HIDDEN:
         return
-    if sum(begin < last for begin, _ in moving) >= HIDDEN:
+    early = order.rpartition("L")[0].count("S")
+    if early >= HIDDEN:
         raise NotYet(
-            f"in step {step} rank {rank} sends {LAYERS - 1} gradients early, but backward stands still until each has "
+            f"in step {step} rank {rank} sends {early} gradients early, but backward stands still until each has "
             "come: all_reduce(..., async_op=True) gives back a work at once; wait for it after backward."
         )
     raise NotYet(
@@ -161,9 +163,18 @@ def _sent_early(rows, step, rank):
     )
 
 
-def _pairs(rows, kind):
-    own = rows[rows["kind"] == kind]
-    return list(zip(own["begin"], own["end"], strict=True))
+def _travel(order):
+    """How many are sent and not waited for when a layer's backward begins, if the first sent is waited for first."""
+    sent = waited = travelled = count = 0
+    for letter in order:
+        if letter == "S":
+            sent += 1
+        elif letter == "W":
+            waited = min(waited + 1, sent)
+        elif letter == "L":
+            count += sent - max(waited, travelled)
+            travelled = sent
+    return count
 
 
 def _near(one, other):
@@ -230,6 +241,8 @@ CASES = [  # of 08.3: backward, communication, the share that is hidden
     ([], [(1, 2)], 0.0),
     ([(0, 4)], [(1, 6), (2, 3)], 0.6),
     ([(0, 0.5)], [(0.25, 1)], 1 / 3),
+    ([(0, 6), (1, 2), (3, 4)], [(5, 7)], 0.5),
+    ([[3, 4], [0, 2]], [[1, 3.5]], 0.6),
 ]
 
 
@@ -263,6 +276,8 @@ _ABOUT = [
     "Without a backward nothing is hidden.",
     "One interval may lie within another: its end is not that of both.",
     "Times are seconds, not whole numbers.",
+    "One interval may lie within another: its end is not that of both.",
+    "An interval may be a list of two numbers.",
 ]
 
 
@@ -314,7 +329,7 @@ def _called(function, backward, communication):
     """What the function gives, a float; a hint where it gives none."""
     call = f"hidden_share({backward}, {communication})"
     try:
-        value = function(list(backward), list(communication))
+        value = function(copy.deepcopy(backward), copy.deepcopy(communication))  # it may change them
     except ZeroDivisionError:
         raise NotYet(f"{call} divides by 0. Where nothing is sent, give 0.") from None
     except Exception as error:
