@@ -207,11 +207,11 @@ def _sizes(answer):
     """The answer is a dict of four lists of whole numbers: `lab.check("08.2", answer)`."""
     if not isinstance(answer, dict) or not set(RIGHT) & set(answer):
         raise NotYet(f"the answer is {kind_of(answer)}. {_sizes.__doc__}")
-    empty = [cap for cap in RIGHT if answer.get(cap) in (None, ...)]
+    empty = [cap for cap in RIGHT if answer.get(cap) is None or answer[cap] is ...]
     if empty:
         raise NotYet(f"no list yet for {', '.join(empty)}.")
     for cap, right in RIGHT.items():
-        given = answer[cap]
+        given = answer[cap].tolist() if hasattr(answer[cap], "tolist") else answer[cap]  # an array
         if not isinstance(given, (list, tuple)) or not all(_whole(number) for number in given):
             raise NotYet(f"{cap}: {given!r:.60} is no list of whole numbers. How many layers has each bucket?")
         given = list(given)
@@ -241,8 +241,9 @@ CASES = [  # of 08.3: backward, communication, the share that is hidden
     ([], [(1, 2)], 0.0),
     ([(0, 4)], [(1, 6), (2, 3)], 0.6),
     ([(0, 0.5)], [(0.25, 1)], 1 / 3),
-    ([(0, 6), (1, 2), (3, 4)], [(5, 7)], 0.5),
+    ([(0, 6), (1, 2), (3, 4)], [(3, 9)], 0.5),
     ([[3, 4], [0, 2]], [[1, 3.5]], 0.6),
+    ([(0, 0.0002)], [(0.0001, 0.0003)], 0.5),
 ]
 
 
@@ -278,6 +279,7 @@ _ABOUT = [
     "Times are seconds, not whole numbers.",
     "One interval may lie within another: its end is not that of both.",
     "An interval may be a list of two numbers.",
+    "Times are seconds, and an all-reduce may take less than a thousandth of one.",
 ]
 
 
@@ -305,6 +307,11 @@ def _twice(one, two):
     return sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in one for b in two)
 
 
+def _met(one, two):
+    """As _common(), but where two do not meet the gap between them is taken off."""
+    return sum(min(a[1], b[1]) - max(a[0], b[0]) for a in one for b in two)
+
+
 def _ratio(part, whole):
     return part / whole if whole else 0.0
 
@@ -316,6 +323,8 @@ _SHARES = {
     lambda back, move: _common(back, move): "that is how long both go on. Divide by the time of the communication.",
     lambda back, move: _ratio(_twice(back, move), sum(b - a for a, b in move)): "two that travel at once are counted "
     "twice: join overlapping intervals first.",
+    lambda back, move: _ratio(_met(_merged(back), _merged(move)), _length(move)): "two intervals that do not meet have "
+    "nothing in common: not less than that.",
     lambda back, move: _ratio(_common(_ends(back), _ends(move)), _length(_ends(move))): "it takes all from the first "
     "beginning to the last end. Between the intervals nothing goes on.",
 }

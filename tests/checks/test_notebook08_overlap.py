@@ -1,5 +1,6 @@
 """Checks of notebook 08, first half: its own cells are run, as they stand and with mistakes in them."""
 
+import numpy as np
 import pytest
 from answering import Cells, hint, made_up_run
 
@@ -266,7 +267,7 @@ def test_each_wrong_size_has_its_own_hint(mistake):
     assert expected in hint("08.2", SIZES | change)
 
 
-@pytest.mark.parametrize("way", [list, tuple])
+@pytest.mark.parametrize("way", [list, tuple, np.array])
 def test_right_sizes_are_done(way):
     assert lab.check("08.2", {cap: way(sizes) for cap, sizes in SIZES.items()}).done
 
@@ -327,7 +328,23 @@ def sliced(backward, communication):
     return sum(size for time, size in moving if on(backward, time)) / whole if whole else 0
 
 
-@pytest.mark.parametrize("function", [right, two_pointers, sliced])
+def in_place(backward, communication):
+    """Joins in the lists that it is given, and changes their intervals where they are lists."""
+    for pairs in (backward, communication):
+        pairs[:] = sorted(pair if isinstance(pair, list) else list(pair) for pair in pairs)
+        for number in reversed(range(1, len(pairs))):
+            if pairs[number][0] <= pairs[number - 1][1]:
+                pairs[number - 1][1] = max(pairs[number - 1][1], pairs.pop(number)[1])
+    return right(backward, communication)
+
+
+def union_less(backward, communication):
+    """What both have in common: the two, less what either has."""
+    one, two = total(merged(backward)), total(merged(communication))
+    return (one + two - total(merged([*backward, *communication]))) / two if two else 0
+
+
+@pytest.mark.parametrize("function", [right, two_pointers, sliced, in_place, union_less])
 def test_a_right_share_is_done_in_several_forms(function):
     assert lab.check("08.3", function).done
 
@@ -367,6 +384,45 @@ def later_end(backward, communication):
     return both(joined(backward), moving) / total(moving) if moving else 0.0
 
 
+def one_before(backward, communication):
+    """Joins each with the one before it alone, though an earlier one may reach farther."""
+
+    def joined(pairs):
+        pairs, found = sorted(pairs), []
+        for number, (begin, end) in enumerate(pairs):
+            if number and begin <= pairs[number - 1][1]:
+                found[-1][1] = max(found[-1][1], end)
+            else:
+                found.append([begin, end])
+        return found
+
+    moving = joined(communication)
+    return both(joined(backward), moving) / total(moving) if moving else 0.0
+
+
+def rounded(unit):
+    """By the units of a time that are in each."""
+
+    def share(backward, communication):
+        computing, moving = (
+            {one for begin, end in pairs for one in range(round(begin / unit), round(end / unit))}
+            for pairs in (backward, communication)
+        )
+        return len(computing & moving) / len(moving) if moving else 0.0
+
+    return share
+
+
+def gaps(backward, communication):
+    """Takes off where two do not meet."""
+    one, two = merged(backward), merged(communication)
+    return sum(min(a[1], b[1]) - max(a[0], b[0]) for a in one for b in two) / (total(two) or 1)
+
+
+def tuples_alone(backward, communication):
+    return right(set(backward), set(communication))
+
+
 def whole_numbers(backward, communication):
     """By the whole numbers in each."""
     computing, moving = ({one for pair in pairs for one in range(*pair)} for pairs in (backward, communication))
@@ -384,6 +440,11 @@ WRONG_SHARES = {  # mistake: (function, the hint)
     "backward not joined": (lambda b, c: both(b, merged(c)) / (total(merged(c)) or 1), "Two parts of backward may"),
     "unsorted": (unsorted, "and it is 0.666667. The intervals need not be sorted"),
     "the later end": (later_end, "gives 1, and it is 0.6. One interval may lie within another"),
+    "the one before": (one_before, "gives 0.666667, and it is 0.5. One interval may lie within another"),
+    "rounded": (rounded(1), "Times are seconds, not whole numbers"),
+    "milliseconds": (rounded(0.001), "an all-reduce may take less than a thousandth of one"),
+    "gaps": (gaps, "two intervals that do not meet have nothing in common"),
+    "tuples alone": (tuples_alone, "called as hidden_share([[3, 4], [0, 2]], [[1, 3.5]]), raises TypeError"),
     "whole numbers": (whole_numbers, "called as hidden_share([(0, 0.5)], [(0.25, 1)]), raises TypeError"),
     "nothing is sent": (lambda b, c: both(merged(b), merged(c)) / total(merged(c)), "divides by 0. Where nothing"),
     "one if nothing": (lambda b, c: right(b, c) if c else 1.0, "where nothing is sent, nothing is hidden: give 0"),
